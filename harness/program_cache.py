@@ -14,6 +14,7 @@ else may write to the folder.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import tempfile
@@ -35,6 +36,7 @@ _LEAST_COMPILE_SECONDS = 0.1
 _ABANDONED_SECONDS = 3600.0
 """An unfinished file of this age belongs to a process that was killed."""
 
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _JAX_DEFAULT_COMPILE_SECONDS = 1.0
 
 _Opener: TypeAlias = Callable[[str], tuple[object, str] | None]
@@ -90,13 +92,16 @@ def use() -> Path | None:
 class ProgramFolder:
     """Compiled programs in a folder, one file each: the digest of the bytes, and the bytes. Safe for many processes.
 
-    If the files exceed `limit_bytes`, those that were not used for longest are deleted. A file's name has a digest of the
-    machine's instruction set, because home folders are shared by machines that cannot run each other's programs.
+    If the files exceed `limit_bytes`, those that were not used for longest are deleted. What is there is looked at when this
+    process first stores a program; then it counts what it stores itself, and looks again where that exceeds the limit. A
+    file's name has a digest of the machine's instruction set, because home folders are shared by machines that cannot run
+    each other's programs.
     """
 
     def __init__(self, path: Path, *, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._path = path  # JAX prints it
         self._limit_bytes = limit_bytes
+        self._bytes = math.inf  # of all files, as far as this process knows
 
     def get(self, key: str) -> bytes | None:
         """The bytes that were stored under `key`; None if there are none. A damaged file is deleted."""
@@ -105,7 +110,7 @@ class ProgramFolder:
             data = file.read_bytes()
         except OSError:
             return None
-        digest, value = data[:32], data[32:]
+        digest, value = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
         whole = hashlib.sha256(value).digest() == digest
         with suppress(OSError):  # the folder may be read-only
             if whole:
@@ -126,23 +131,29 @@ class ProgramFolder:
                 part.rename(self._file(key))
             finally:
                 part.unlink(missing_ok=True)
-            self._trim()
+            self._bytes += _DIGEST_BYTES + len(value)
+            if self._bytes > self._limit_bytes:
+                self._bytes = self._trim()
 
     def _file(self, key: str) -> Path:
         return self._path / f"{_instruction_set()}-{key}"
 
-    def _trim(self) -> None:
-        """Delete the files that were not used for longest, and unfinished files of processes that were killed."""
+    def _trim(self) -> int:
+        """Delete the files that were not used for longest, and unfinished files of processes that were killed. Returns the
+        bytes of all files that are left."""
         with os.scandir(self._path) as entries:
             found = sorted((e.stat().st_mtime, e.stat().st_size, e.path) for e in entries)
-        excess = sum(size for _, size, _ in found) - self._limit_bytes
+        left = sum(size for _, size, _ in found)
+        # A full folder gets some room, or else each file that is stored next would be a reason to look again.
+        enough = self._limit_bytes - self._limit_bytes // 16 if left > self._limit_bytes else self._limit_bytes
         for seconds, size, path in found:
             if path.endswith(".part"):
                 if seconds < time.time() - _ABANDONED_SECONDS:
                     Path(path).unlink(missing_ok=True)
-            elif excess > 0:
+            elif left > enough:
                 Path(path).unlink(missing_ok=True)
-                excess -= size
+                left -= size
+        return left
 
 
 @cache

@@ -151,7 +151,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
                 if found_errors.rows or name == _HELD_OUT_KIND:
                     inside = _covered(coverage(rows)) if name == _HELD_OUT_KIND else ""
                     lines.append(f"  {name:32}{_cells(found_errors)}{inside:>12}".rstrip())
-            if not group.endswith(COMPLETION):
+            if not rows[0].group.endswith(COMPLETION):
                 lines += [f"  {of.name:32}{_cells(of.errors)}" for of in _ceilings(rows)]
         for row in _ablations(made)[1:]:
             lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
@@ -418,6 +418,13 @@ def _verdict(checks: Sequence[Check]) -> list[str]:
         f"Over all {mine.rows} cycles that were not fitted, it is off by {_percent(mine.median)} in the median and "
         f"{_percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]
+    exactly = [c.errors for *_, rows in every for c in _ceilings(rows) if c.name == _EXACT]
+    if exactly:
+        within = sum(not _missed(e, Coverage(0, 0)) for e in exactly)
+        said.append(
+            f"Recorded times are noisy: even an exact prediction would be within reach in {within} of the {len(exactly)} "
+            "comparisons whose settings were recorded more than once."
+        )
     if held.rows:
         share = held.inside / held.rows
         far = "beyond chance" if _off_level(held) else "within chance"

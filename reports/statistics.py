@@ -75,9 +75,11 @@ _OPEN = 1e50  # above any time: a larger result was interpolated towards `_HUGE`
 LEAST_BLOCKS = 3
 """With fewer blocks nothing is tested: the denominator of a t test would be chance."""
 
+_TIED_ROWS = 64  # of a call of SciPy's signed-rank test
+
 _Floats: TypeAlias = NDArray[np.float64]
-Test: TypeAlias = Callable[[_Floats], float]
-"""The two-sided p value of paired differences [blocks]; NaN where they are too few to tell anything."""
+Test: TypeAlias = Callable[[_Floats], _Floats]
+"""The two-sided p values [...] of paired differences [..., blocks]; NaN where they are too few to tell anything."""
 
 
 class Bounds(NamedTuple):
@@ -192,7 +194,9 @@ def compare(
     k = len(tuners)
     means = _means(values, [i for i in range(k) if may_lead is None or tuners[i] in may_lead])
     order = sorted(range(k), key=lambda i: (math.isnan(means[i]), means[i], tuners[i]))
-    raw = {(a, b): _p_value(values[:, a] - values[:, b], test) for x, a in enumerate(order) for b in order[x + 1 :]}
+    pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
+    differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
+    raw = dict(zip(pairs, _p_values(differences, test), strict=True))
     able = [i for i in order if may_lead is None or tuners[i] in may_lead]
     leader = able[0] if able and not math.isnan(means[able[0]]) else None
     corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
@@ -225,31 +229,48 @@ def _mean_of_each(values: _Floats) -> _Floats:
     return np.array([column[~np.isnan(column)].mean() if (~np.isnan(column)).any() else math.nan for column in values.T])
 
 
-def _p_value(differences: _Floats, test: Test) -> float:
-    some = differences[~np.isnan(differences)]
-    return test(some) if len(some) else math.nan
+def _p_values(differences: _Floats, test: Test) -> list[float]:
+    """Of each row of differences [pairs, blocks], without the blocks in which it is NaN. Rows with the same blocks are
+    tested in one call, because a call of SciPy takes longer than what it computes."""
+    found, there = np.full(len(differences), math.nan), ~np.isnan(differences)
+    for blocks in np.unique(there, axis=0):
+        rows = (there == blocks).all(axis=1)
+        if blocks.any():
+            found[rows] = test(differences[np.ix_(rows, blocks)])
+    return [float(p) for p in found]
 
 
-def paired_t(differences: _Floats) -> float:
+def paired_t(differences: _Floats) -> _Floats:
     """Student's paired t test. Differences that are all the same are exact: p is 0, or 1 where they are 0."""
     from scipy.stats import ttest_1samp
 
     x = np.asarray(differences, dtype=np.float64)
-    if len(x) < LEAST_BLOCKS:
-        return math.nan
-    if np.ptp(x) <= 1e-12 * max(1.0, float(np.abs(x).max())):
-        return 1.0 if abs(float(x.mean())) <= 1e-12 else 0.0
-    return float(ttest_1samp(x, 0.0).pvalue)
+    if x.shape[-1] < LEAST_BLOCKS:
+        return np.full(x.shape[:-1], math.nan)
+    found = np.where(np.abs(x.mean(axis=-1)) <= 1e-12, 1.0, 0.0)
+    vary = np.ptp(x, axis=-1) > 1e-12 * np.maximum(1.0, np.abs(x).max(axis=-1))
+    if vary.any():
+        found[vary] = ttest_1samp(x[vary], 0.0, axis=-1).pvalue
+    return found
 
 
-def signed_rank(differences: _Floats) -> float:
+def signed_rank(differences: _Floats) -> _Floats:
     """Wilcoxon's signed-rank test; zero differences are split between both signs (Demsar 2006, Section 3.1.3)."""
     from scipy.stats import wilcoxon
 
     x = np.asarray(differences, dtype=np.float64)
-    if len(x) < LEAST_BLOCKS:
-        return math.nan
-    return float(wilcoxon(x, zero_method="zsplit").pvalue) if np.any(x != 0) else 1.0
+    if x.shape[-1] < LEAST_BLOCKS:
+        return np.full(x.shape[:-1], math.nan)
+    found, sizes = np.ones(x.shape[:-1]), np.sort(np.abs(x), axis=-1)
+    plain = (sizes[..., 0] > 0) & (np.diff(sizes, axis=-1) > 0).all(axis=-1)
+    # SciPy computes another p value for all rows of a call where one of them has ties or zeros. And for few blocks it then
+    # keeps every row with all its signs in memory, 2^13 at most, so a call has few of these rows.
+    tied = np.flatnonzero(~plain & (sizes[..., -1] > 0))
+    for rows in (np.flatnonzero(plain), *np.split(tied, range(_TIED_ROWS, len(tied), _TIED_ROWS))):
+        if len(rows):
+            each = x.reshape(-1, x.shape[-1])[rows]
+            found.reshape(-1)[rows] = wilcoxon(each, zero_method="zsplit", axis=-1).pvalue
+    return found
 
 
 def friedman(values: _Floats) -> float:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from simulators import checkpoints
@@ -134,7 +134,7 @@ class Branch:
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
-        state = self.state._replace(clock=self.state.clock._replace(testing=jnp.asarray(testing)))
+        state = self.state._replace(clock=self.state.clock._replace(testing=cast(Any, np.asarray(testing))))
         prepared = PreparedSetting(self.setting, self.policy, self.program, self.inputs, self._served_per_push)
         made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
@@ -293,7 +293,7 @@ class Branch:
 
     def without_workers(self) -> None:
         """No node may begin a mini-batch."""
-        self.inputs = self.inputs._replace(active=jnp.zeros_like(self.inputs.active))
+        self.inputs = self.inputs._replace(active=cast(Any, np.zeros_like(self.inputs.active)))
 
     def disturb(self, now: Disturbance) -> None:
         """Computing is as slow and links are as delayed from now on; a delay counts in mini-batches that begin later."""
@@ -342,7 +342,7 @@ class Branch:
 
     def mark_deadlocked(self) -> None:
         """Nobody is left that could push."""
-        deadlock = jnp.asarray(loop.STATUSES.index("deadlock"), jnp.int32)
+        deadlock: Any = np.int32(loop.STATUSES.index("deadlock"))
         self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
 
     def stop_all(self, now: float) -> None:
@@ -357,11 +357,11 @@ class Branch:
         """Begin the policy anew; workers that wait begin a mini-batch."""
         self.launch(self._with_work & loop.waiting(self.state))
 
-    def launch(self, release: jax.Array, offsets: NDArray[np.float64] | None = None) -> None:
+    def launch(self, release: ArrayLike, offsets: NDArray[np.float64] | None = None) -> None:
         """Begin the policy anew; the workers in `release` [k] begin a mini-batch, and compute `offsets` seconds longer."""
-        longer = jnp.zeros(len(self.context.job.nodes)) if offsets is None else jnp.asarray(offsets)
-        begun, release = self.policy.init(self._with_work), release & self._with_work
-        self.state = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, release, longer)
+        longer = np.zeros(len(self.context.job.nodes)) if offsets is None else offsets
+        begun, released = self.policy.init(self._with_work), np.asarray(release) & self._with_work
+        self.state = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
 
     # -------------------------------------------------------------------------------------------- what branches cost
 
@@ -389,12 +389,12 @@ class Branch:
         return each_bytes / slowest
 
     @property
-    def _with_work(self) -> jax.Array:
+    def _with_work(self) -> NDArray[np.bool_]:
         """Workers that may begin a mini-batch, bool [k]."""
-        return loop.with_work(self.inputs, self.state.clock.left)
+        return np.asarray(loop.with_work(self.inputs, cast(Any, np.asarray(self.state.clock.left))))
 
-    def _mask(self, nodes: frozenset[str]) -> jax.Array:
-        return jnp.asarray([n.name in nodes for n in self.context.job.nodes])
+    def _mask(self, nodes: frozenset[str]) -> NDArray[np.bool_]:
+        return np.asarray([n.name in nodes for n in self.context.job.nodes])
 
 
 def _aggregation(program: loop.Program) -> str:

@@ -10,9 +10,8 @@ optimum checkpoint interval").
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,7 +48,7 @@ def taken(inputs: EngineInputs, state: loop.State, lost_clocks: int, lost_sample
 
 def rolled_back(inputs: EngineInputs, state: loop.State, saved: ModelCheckpoint) -> loop.State:
     """The job with parameters, optimizer and work left as they were saved. Its pushes are still counted: they were made."""
-    clock = state.clock._replace(grouped=jnp.asarray(saved.grouped), left=jnp.asarray(saved.left))
+    clock = state.clock._replace(grouped=cast(Any, saved.grouped), left=cast(Any, saved.left))
     learned = saved.learned
     if learned is not None and state.learned is not None:
         learned = learned._replace(touched=state.learned.touched)  # rows were pulled and pushed, as pushes were made

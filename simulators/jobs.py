@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -135,13 +134,12 @@ def drawn(workload: Workload, seed: int, parts: int = 1) -> tuple[TrainingData, 
     order = rng.permutation(len(train[0]))
     if workload.skew:
         order = _by_class(order, np.asarray(train[-1]), workload.skew, parts, rng)
-    shuffled = tuple(jnp.asarray(np.asarray(column)[order]) for column in train)
+    shuffled = tuple(np.asarray(column)[order] for column in train)
     if workload.proxy.embedding is not None:
-        rows = np.asarray(shuffled[0])
-        known = (seen_before(rows), popularity(rows, workload.proxy.embedding.rows))
-        shuffled = (*shuffled, *map(jnp.asarray, known))
-    valid = tuple(jnp.asarray(column) for column in workload.proxy.valid)
-    return TrainingData(shuffled, valid), workload.proxy.init(jax.random.key(seed))
+        rows = shuffled[0]
+        shuffled = (*shuffled, seen_before(rows), popularity(rows, workload.proxy.embedding.rows))
+    # Not `jnp.asarray`, which compiles a program for each shape.
+    return TrainingData(jax.device_put(shuffled), workload.proxy.valid), workload.proxy.init(seed)
 
 
 def _by_class(

@@ -141,7 +141,9 @@ def read_log(path: Path) -> list[Exchange]:
     """Read a log. Raises ValueError, naming file and line, if it is cut short or no such log."""
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except gzip.BadGzipFile:
+        lines = []  # another file, which a user has named, and nobody should delete
+    except (EOFError, zlib.error) as error:
         raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). Delete it and run again.") from None
     if not lines or lines[0] != _HEADER:
         raise ValueError(f"Cannot read {path}: it is no exchange log of this version of the harness.")

@@ -121,6 +121,10 @@ def read_host(path: Path) -> pl.DataFrame:
     return frame.unique(KEYS, keep="last", maintain_order=True).sort(KEYS)
 
 
+_MANIFEST: dict[str, type] = {"scenarios": list, "tuners": list, "oracles": list, "seeds_of": dict, "draws": dict}
+"""What readers of a manifest go through, and its types."""
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`. Raises ValueError where it is no results folder, or one of another version."""
     path = folder / "manifest.json"
@@ -131,6 +135,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"Cannot read {path}: it is damaged ({error}). Run the comparison again elsewhere.") from None
     _check_version(path, manifest.get("schema") if isinstance(manifest, dict) else None)
+    for key, kind in _MANIFEST.items():
+        if not isinstance(manifest.get(key, kind()), kind):
+            why = f"{key} is {manifest[key]!r}"
+            raise ValueError(f"Cannot read {path}: it is damaged ({why}). Run the comparison again elsewhere.")  # noqa: TRY004
     return dict(manifest)
 
 

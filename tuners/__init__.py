@@ -71,7 +71,7 @@ class Entry:
             raise ValueError(f"Cannot find tuner {self.where!r}: write {as_module}:{attribute}, with the module's name.")
         try:
             module = import_module(module_name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a program that runs as it is imported may end, too
             raise ValueError(
                 f"Cannot import tuner {self.where!r} ({type(error).__name__}: {error}): "
                 f"is its module free of errors, and installed or on PYTHONPATH?{_hidden(module_name)}"
@@ -460,7 +460,13 @@ def resolve(name: str) -> Entry:
         return entry
     known = registry()
     if name in known:
-        return known[name]
+        entry = known[name]
+        if not entry.embedded:  # others may be broken; to import the embedded ones takes long
+            try:
+                _ = entry.factory
+            except ValueError as error:
+                raise ValueError(f"Cannot use tuner {name!r} {entry.summary}: {error}") from error
+        return entry
     if ":" in name:
         entry = Entry(name, name, "a tuner of your own", embedded=False)
         _ = entry.factory  # refuses a misspelt name before anything runs

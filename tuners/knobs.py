@@ -97,6 +97,8 @@ Knob: TypeAlias = Real | Integer | Choice
 
 
 def _check_range(name: str, low: float, high: float, log: bool) -> None:
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ValueError(f"Knob {name!r} runs from {low} to {high}: both must be finite.")
     if not low <= high:
         raise ValueError(f"Knob {name!r} runs from {low} to {high}: low must not exceed high.")
     if log and not low > 0:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from tuners.actions import Decision, Push, Rejected, Setting, SyncPolicy
@@ -43,6 +44,11 @@ __all__ = [
 
 _UNBOUNDED = 2**30  # clocks: more than any worker completes, in an int32
 _DSSP_RANGE = 12  # the bound varies by so many clocks: with s = 3 from 3 to 15 (Zhao et al. 2019)
+
+
+def _first(value: Any, kind: type = np.int32) -> Any:
+    """A part of a policy's first state. An array of NumPy, because JAX would compile a program for each."""
+    return np.asarray(value, kind)
 
 
 class _Bound(NamedTuple):
@@ -82,7 +88,7 @@ def ssp_as_printed(s: int) -> SyncPolicy:
 def _bounded(name: str, bound: int) -> SyncPolicy:
     def init(active: Array) -> _Bound:
         del active
-        return _Bound(jnp.asarray(bound, jnp.int32))
+        return _Bound(_first(bound))
 
     return SyncPolicy(name, init, _within_bound)
 
@@ -113,29 +119,23 @@ def dssp(low: int, high: int) -> SyncPolicy:
         raise ValueError(f"Cannot bound staleness by [{low}, {high}]: give 0 <= low <= high.")
 
     def init(active: Array) -> _Dynamic:
-        zeros = jnp.zeros(active.shape)  # float64 where JAX is set to it, as the simulator does
-        return _Dynamic(
-            jnp.asarray(low, jnp.int32),
-            jnp.arange(high - low + 1, dtype=jnp.int32),
-            zeros,
-            zeros,
-            jnp.zeros(active.shape, jnp.int32),
-        )
+        never = _first(np.zeros(active.shape), float)  # float64 where JAX is set to it, as the simulator does
+        return _Dynamic(_first(low), _first(range(high - low + 1)), never, never, _first(never))
 
     return SyncPolicy(f"dssp({low},{high})", init, _within_dynamic_bound)
 
 
 def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decision]:
     p, high = push.worker, state.low + state.offers[-1]
-    interval = state.interval_seconds.at[p].set(push.seconds - state.last_seconds[p])
-    last = state.last_seconds.at[p].set(push.seconds)
+    interval = jnp.asarray(state.interval_seconds).at[p].set(push.seconds - state.last_seconds[p])
+    last = jnp.asarray(state.last_seconds).at[p].set(push.seconds)
     clocks = jnp.where(push.active, push.clocks, _UNBOUNDED)
     slowest = jnp.argmin(clocks)
     ahead = clocks - clocks[slowest]
     fastest = clocks[p] >= jnp.max(jnp.where(push.active, push.clocks, -1))
 
     granted = jnp.where(fastest & (state.credit[p] == 0), _extra_clocks(state, last, interval, p, slowest), 0)
-    credit = state.credit.at[p].add(granted.astype(jnp.int32))
+    credit = jnp.asarray(state.credit).at[p].add(granted.astype(jnp.int32))
     over = ahead > state.low
     spend = over[p] & (credit[p] > 0) & (ahead[p] <= high)
     release = push.waiting & ~over
@@ -172,8 +172,7 @@ def discard(age: int, *, stops: bool = False) -> SyncPolicy:
     _check_age("Cannot discard gradients", age)
 
     def init(active: Array) -> _Ages:
-        none = jnp.asarray(0, jnp.int32)
-        return _Ages(jnp.asarray(age, jnp.int32), jnp.asarray(stops), none, jnp.zeros(active.shape, jnp.int32))
+        return _Ages(_first(age), _first(stops, bool), _first(0), _first(np.zeros(active.shape)))
 
     return SyncPolicy(f"discard({age}{',stops' if stops else ''})", init, _without_old)
 
@@ -199,7 +198,7 @@ def admit(age: int) -> SyncPolicy:
 
     def init(active: Array) -> _Bound:
         del active
-        return _Bound(jnp.asarray(age, jnp.int32))
+        return _Bound(_first(age))
 
     return SyncPolicy(f"admit({age})", init, _few_in_progress)
 
@@ -258,8 +257,7 @@ def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolic
 
     def init(active: Array) -> _Group:
         del active
-        size_now, none = jnp.asarray(size, jnp.int32), jnp.asarray(0, jnp.int32)
-        return _Group(size_now, jnp.asarray(repeats), jnp.asarray(cancels), none)
+        return _Group(_first(size), _first(repeats, bool), _first(cancels, bool), _first(0))
 
     return SyncPolicy(name, init, _within_group)
 
@@ -290,8 +288,7 @@ def backup_workers(size: int) -> SyncPolicy:
     _check_size("backup_workers", size)
 
     def init(active: Array) -> _Backup:
-        none = jnp.asarray(0, jnp.int32)
-        return _Backup(jnp.asarray(size, jnp.int32), none, jnp.zeros(active.shape, jnp.int32), none)
+        return _Backup(_first(size), _first(0), _first(np.zeros(active.shape)), _first(0))
 
     return SyncPolicy(f"backup_workers({size})", init, _with_backups)
 
@@ -325,7 +322,7 @@ def quorum(size: int, grace_seconds: float) -> SyncPolicy:
     rounds = backup_workers(size)
 
     def init(active: Array) -> _Quorum:
-        return _Quorum(rounds.init(active), jnp.asarray(grace_seconds, float))
+        return _Quorum(rounds.init(active), _first(grace_seconds, float))
 
     return SyncPolicy(f"quorum({size},{grace_seconds:g})", init, _with_grace, timers=True)
 
@@ -357,7 +354,7 @@ def sync_switch(clocks: int) -> SyncPolicy:
 
     def init(active: Array) -> _Switch:
         del active
-        return _Switch(jnp.asarray(clocks, jnp.int32))
+        return _Switch(_first(clocks))
 
     return SyncPolicy(f"sync_switch({clocks})", init, _until_switched)
 

@@ -7,6 +7,7 @@ data, without time.
 from __future__ import annotations
 
 import numbers
+import operator
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -140,6 +141,11 @@ class Setting:
             if not isinstance(value, kind) or isinstance(value, bool):
                 hint = f", as in {tuple(value)!r}" if kind is tuple and isinstance(value, list | set) else ""
                 raise TypeError(f"Cannot make a setting with {name} {value!r}: give {advice}{hint}.")
+        for name in self.__slots__:
+            # Scalars of numpy are equal to Python's, but have other types: knobs and logs know Python's only.
+            value = getattr(self, name)
+            if (plain := _plain(value)) is not value:
+                object.__setattr__(self, name, plain)
 
     def shares(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Data share per worker and model share per server; equal shares are written out."""
@@ -204,6 +210,20 @@ class Setting:
             block_owners=_inherited(self.block_owners, servers),
             replicas=min(self.replicas, len(servers)),
         )
+
+
+_PYTHONS = frozenset((int, float, str, bool))
+
+
+def _plain(value: Any) -> Any:
+    """`value`, itself if it is of Python's types only, else with these in place of numpy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    # Tuners make thousands of settings, with hundreds of names: most tuples are looked through by `map` alone.
+    if not isinstance(value, tuple) or _PYTHONS.issuperset(map(type, value)):
+        return value
+    made = tuple(map(_plain, value))
+    return value if all(map(operator.is_, made, value)) else made
 
 
 def _inherited(owners: tuple[str, ...], servers: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.parsing import number, out_file, out_folder, some_path, whole
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def add_calibrate(add_parser: _Adder) -> None:
         metavar=("SOURCE", "PATH"),
         help="a public recording, in place of TRACE",
     )
-    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="TOML file to write")
+    command.add_argument("--out", type=out_file, required=True, metavar="FILE", help="TOML file to write")
     _add_given(command)
     command.set_defaults(run=_calibrate)
 
@@ -74,10 +75,10 @@ def add_fidelity(add_parser: _Adder) -> None:
         help="a public recording; can be given more than once",
     )
     command.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder to write: fidelity.html and its table"
     )
-    command.add_argument("--folds", type=int, default=5, metavar="N", help="number of folds (default: 5; 2: halves)")
-    command.add_argument("--findings", type=Path, metavar="FILE", help="text for the page: why predictions differ")
+    command.add_argument("--folds", type=whole(2), default=5, metavar="N", help="number of folds (default: 5; 2: halves)")
+    command.add_argument("--findings", type=some_path, metavar="FILE", help="text for the page: why predictions differ")
     command.add_argument(
         "--ablate", action="store_true", help="fit and predict again without each part of the simulator's physics"
     )
@@ -87,27 +88,31 @@ def add_fidelity(add_parser: _Adder) -> None:
 
 def _add_given(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--model-bytes", type=float, default=0.0, metavar="N", help="bytes of one full pull (default: the workload's)"
+        "--model-bytes",
+        type=number(above=0),
+        default=0.0,
+        metavar="N",
+        help="bytes of one full pull (default: the workload's)",
     )
     command.add_argument(
-        "--nic", type=float, metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
+        "--nic", type=number(above=0), metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
     )
     command.add_argument(
         "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
     )
     command.add_argument(
         "--control-queue",
-        type=float,
+        type=number(0, most=1),
         default=0.0,
         metavar="V",
         help="share of the pushes queued at the servers that a pull's request waits for, 0 to 1 (default: 0)",
     )
     command.add_argument(
-        "--cores", type=int, default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
+        "--cores", type=whole(1), default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
     )
     command.add_argument(
         "--jitter",
-        type=float,
+        type=number(0),
         default=0.1,
         metavar="V",
         help="coefficient of variation of compute times, if these were not recorded one by one (default: 0.1)",
@@ -156,7 +161,7 @@ def _fidelity(options: argparse.Namespace) -> int:
         raise ValueError("Cannot check: --fit and --predict need each other.")
     if not whole and not options.fit:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
-    findings = options.findings.read_text(encoding="utf-8") if options.findings else ""
+    findings = _text(options.findings) if options.findings else ""
     program_cache.use()
     named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
     checks: list[Check] = []
@@ -173,6 +178,15 @@ def _fidelity(options: argparse.Namespace) -> int:
         _say(table)
     _say(f"The page: {fidelity.write(options.out, checks, findings)}")
     return 0
+
+
+def _text(file: Path) -> str:
+    """The text of a file. Raises ValueError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ValueError(f"Cannot read --findings {file}: {reason}.") from None
 
 
 def _of_others(options: argparse.Namespace) -> list[Check]:

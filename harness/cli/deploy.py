@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.parsing import some_path, whole
 from harness.cli.results import any_failed, conclude, tuner_names
 from harness.machine import cores
 
 if TYPE_CHECKING:
+    from harness.live.deploy.contest import LiveContest
     from harness.scenario import Scenario
 
 __all__ = ["add_deploy"]
@@ -51,9 +53,9 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     who.add_argument("--tuners", metavar="NAME,...", help="a contest: these tuners, one job after the other")
     who.add_argument("--from", dest="source", type=Path, metavar="DIR", help="results folder; take the winner")
     deploy.add_argument("--address", metavar="ADDRESS", help="Ray cluster (default: RAY_ADDRESS, else this machine)")
-    deploy.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and tuner (default: 0)")
-    deploy.add_argument("--seeds", type=int, metavar="N", help="seeds of a contest (default: from the scenario)")
-    deploy.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
+    deploy.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of data and tuner (default: 0)")
+    deploy.add_argument("--seeds", type=whole(1), metavar="N", help="seeds of a contest (default: from the scenario)")
+    deploy.add_argument("--out", type=some_path, metavar="DIR", help="folder to write (default: deployed/SCENARIO)")
     deploy.add_argument("--resume", action="store_true", help="continue the job that was interrupted in DIR")
     deploy.add_argument(
         "--insecure", action="store_true", help="use a cluster of several machines that has neither Ray's token nor TLS"
@@ -98,15 +100,18 @@ def _deploy(options: argparse.Namespace) -> int:
         print("Loading JAX, Ray and the job.", flush=True)  # noqa: T201 - rich and the rest take seconds to import
     from harness.cli.display import terminal
     from harness.live.deploy.beside_simulation import beside, measured
+    from harness.live.deploy.contest import check_contest
     from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
     from harness.live.deploy.job_folder import exchanges_of
-    from harness.live.driver.standstill import Limits
+    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
     from tuners import resolve
 
     _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
         return _contest(options)
+    if options.tuners is not None:
+        check_contest(_contest_of(options))
     scenario = load(options.scenario)
     tuner = (
         options.tuner
@@ -187,26 +192,12 @@ def _that_starts(options: argparse.Namespace) -> str:
 def _contest(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.compare import compare
-    from harness.live.deploy.contest import LiveContest, contest
+    from harness.live.deploy.contest import contest
     from harness.live.deploy.deployment import Interrupted
-    from harness.live.driver.standstill import Limits
-    from harness.scenario import load
 
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    tuners = tuner_names(options.tuners, oracle=False)
-    out = options.out or Path("deployed") / f"{load(options.scenario).name}-contest"
-    wanted = LiveContest(
-        scenario=options.scenario,
-        tuners=tuple(tuners),
-        seeds=options.seeds,
-        out=out,
-        address=options.address,
-        resume=options.resume,
-        insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
-        emulate=options.emulate,
-    )
-    console = terminal()
+    wanted = _contest_of(options)
+    tuners, out, console = wanted.tuners, wanted.out, terminal()
     with _stoppable() as stop:
         try:
             contest(wanted, console)
@@ -220,6 +211,24 @@ def _contest(options: argparse.Namespace) -> int:
             return stop.status
     conclude(out, console)
     return 1 if any_failed(out) else 0
+
+
+def _contest_of(options: argparse.Namespace) -> LiveContest:
+    from harness.live.deploy.contest import LiveContest
+    from harness.live.driver.repairs.standstill import Limits
+    from harness.scenario import load
+
+    return LiveContest(
+        scenario=options.scenario,
+        tuners=tuple(tuner_names(options.tuners, oracle=False)),
+        seeds=options.seeds,
+        out=options.out or Path("deployed") / f"{load(options.scenario).name}-contest",
+        address=options.address,
+        resume=options.resume,
+        insecure=options.insecure,
+        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
+        emulate=options.emulate,
+    )
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
+
+from harness.cli.parsing import some_path
 
 __all__ = ["add_draw"]
 
@@ -28,7 +29,7 @@ def add_draw(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     draw.add_argument("family", metavar="FAMILY", help="see `harness list families`")
     draw.add_argument("--first", type=int, default=0, metavar="N", help="index of the first member (default: 0)")
     draw.add_argument("--count", type=int, default=1, metavar="N", help="how many (default: 1)")
-    draw.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
+    draw.add_argument("--out", type=some_path, required=True, metavar="DIR", help="folder to write to")
     draw.set_defaults(run=_draw)
 
 

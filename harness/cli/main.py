@@ -17,7 +17,7 @@ from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
 from harness.cli.draw import add_draw
 from harness.cli.new import add_new
-from harness.cli.parsing import CommandParser
+from harness.cli.parsing import CommandParser, some_path
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
 from harness.cli.results import any_failed, conclude, export, importing_reports, split_names, tuner_names
@@ -152,7 +152,7 @@ def _add_compare(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     compare.add_argument(
         "--device", default="cpu", metavar="NAME", help="what JAX computes on: cpu (default), cuda, rocm, tpu"
     )
-    compare.add_argument("--out", type=Path, metavar="DIR", help="results folder (default: results/SCENARIO)")
+    compare.add_argument("--out", type=some_path, metavar="DIR", help="results folder (default: results/SCENARIO)")
     compare.add_argument(
         "--resume", action="store_true", help="continue the comparison in DIR, also with more scenarios, tuners or seeds"
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.cli.parsing import out_folder
+
 __all__ = ["add_new", "files_of"]
 
 _ABOUT = """\
@@ -22,7 +24,7 @@ def add_new(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT)
     command.add_argument("what", choices=("tuner",), help="what to write")
     command.add_argument("name", metavar="NAME", help="of the tuner: a word in small letters, as in my_tuner")
-    command.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: NAME-tuner)")
+    command.add_argument("--out", type=out_folder, metavar="DIR", help="folder to write (default: NAME-tuner)")
     command.set_defaults(run=_new)
 
 

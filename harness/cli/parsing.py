@@ -1,15 +1,21 @@
-"""The parser of the command line: argparse, with near names for unknown words, and help that fits the terminal."""
+"""The parser of the command line: argparse, with near names for unknown words, and help that fits the terminal.
+
+The other functions are types of arguments. What they refuse is refused before a command begins, with status 2.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["CommandParser"]
+__all__ = ["CommandParser", "number", "out_file", "out_folder", "some_path", "whole"]
 
 _LINE = 98
 """Characters of a line of help, at the most: longer lines are hard to read."""
@@ -44,6 +50,9 @@ class CommandParser(argparse.ArgumentParser):
         if number:
             kind = {"int": "a whole number", "float": "a number"}[number[2]]
             message = f"cannot use {number[1]} {number[3]}: give {kind}"
+        value = re.search(r"argument (\S+?)(?:/\S+)?: ('.*': give .*)", message)
+        if value:
+            message = f"cannot use {value[1]} {value[2]}"
         missing = re.search(r"the following arguments are required: (.*)", message)
         if missing:
             helps = {
@@ -92,3 +101,73 @@ class _FittedHelp(argparse.HelpFormatter):
         if width - len(first) < _LEAST_COLUMN:
             return line
         return textwrap.fill(columns[2], width, initial_indent=first, subsequent_indent=" " * len(first))
+
+
+# ---------------------------------------------------------------------------------------------------- types of arguments
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A whole number, at least `least`."""
+
+    def read(text: str) -> int:
+        try:
+            found = int(text)
+        except ValueError:
+            found = least - 1
+        if found < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, {least} or more")
+        return found
+
+    return read
+
+
+def number(least: float = -math.inf, *, above: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
+    """A finite number, at least `least`, more than `above`, and at most `most`."""
+    bounds = ((f"{least:g} or more", least > -math.inf), (f"above {above:g}", above > -math.inf))
+    said = "".join(f", {words}" for words, given in (*bounds, (f"at most {most:g}", most < math.inf)) if given)
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not (math.isfinite(found) and least <= found <= most and found > above):
+            raise argparse.ArgumentTypeError(f"{text!r}: give a finite number{said}")
+        return found
+
+    return read
+
+
+def some_path(text: str) -> Path:
+    """A file or folder; no empty text, which would be the working folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: give the name of a file or folder")
+    return Path(text)
+
+
+def out_folder(text: str) -> Path:
+    """A folder that can be written: it is there, or can be made."""
+    found = some_path(text)
+    if found.exists() and not found.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: give the name of a folder; this is a file")
+    _check_writable(text, found)
+    return found
+
+
+def out_file(text: str) -> Path:
+    """A file that can be written; it may be there."""
+    found = some_path(text)
+    if found.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: give the name of a file; this is a folder")
+    _check_writable(text, found.parent)
+    return found
+
+
+def _check_writable(text: str, folder: Path) -> None:
+    """Refuse a folder in which nothing can be made."""
+    there = next(parent for parent in (folder, *folder.parents, Path()) if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()  # permissions alone do not say it: not of all file systems, not to root
+    except OSError as error:
+        reason = f"give another name; nothing can be written there ({error.strerror})"
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}") from None

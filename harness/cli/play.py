@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from harness.cli.parsing import whole
+
 if TYPE_CHECKING:
     from traces.exchanges import Exchange
     from tuners.actions import Evaluation, Job, Setting, TunerFactory
@@ -32,7 +34,7 @@ def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     command = add_parser("play", help="play one run and print every exchange", description=_ABOUT, epilog=_MORE)
     command.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     command.add_argument("tuner", metavar="TUNER", help="name, or package.module:factory")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
+    command.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of all random draws (default: 0)")
     command.add_argument("--pdb", action="store_true", help="start the debugger where the tuner fails")
     command.set_defaults(run=_play)
 

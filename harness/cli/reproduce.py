@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.cli.parsing import out_folder
+
 __all__ = ["NAMES", "add_reproduce"]
 
 NAMES = ("cruise", "bo_online", "mltuner", "rlp", "bespoke_bo")
@@ -26,7 +28,7 @@ def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds of each run of a tuner (default: 5)")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=out_folder,
         default=Path("results/papers"),
         metavar="DIR",
         help="folder to write to (default: results/papers)",

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.cli.parsing import out_folder
+
 __all__ = ["add_merge", "add_publish"]
 
 _MERGE = """\
@@ -23,7 +25,7 @@ def add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness merge`."""
     parser = add_parser("merge", help="join comparisons of the same scenarios", description=_MERGE)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="results folders")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="new results folder")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="new results folder")
     parser.set_defaults(run=_merge)
 
 
@@ -31,7 +33,7 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness publish`."""
     parser = add_parser("publish", help="make a static site of a comparison", description=_PUBLISH)
     parser.add_argument("folder", type=Path, metavar="DIR", help="results folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="SITE", help="new folder of the site")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="SITE", help="new folder of the site")
     parser.add_argument(
         "--overview",
         action="store_true",

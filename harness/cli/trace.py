@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.parsing import out_folder, whole
+
 if TYPE_CHECKING:
     from traces.importers import Imported
     from traces.summary import TraceSummary
@@ -67,19 +69,19 @@ def add_trace(add_parser: _Adder) -> None:
     )
     record.add_argument("scenario", metavar="SCENARIO", help="name or TOML file")
     record.add_argument("--tuner", default="fixed", metavar="NAME", help="tuner (default: fixed)")
-    record.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
-    record.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    record.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of all random draws (default: 0)")
+    record.add_argument("--out", type=out_folder, required=True, metavar="TRACE", help="folder to write")
     record.set_defaults(run=_record)
 
     brought = commands.add_parser("import", help="import a public recording", description=_IMPORT)
     brought.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
     brought.add_argument("path", type=Path, metavar="PATH", help="file or folder in the source's format")
-    brought.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    brought.add_argument("--out", type=out_folder, required=True, metavar="TRACE", help="folder to write")
     brought.set_defaults(run=_import)
 
     fetched = commands.add_parser("fetch", help="download and import a public recording", description=_FETCH)
     fetched.add_argument("source", metavar="SOURCE", help="see `harness list sources`")
-    fetched.add_argument("--out", type=Path, required=True, metavar="TRACE", help="folder to write")
+    fetched.add_argument("--out", type=out_folder, required=True, metavar="TRACE", help="folder to write")
     fetched.add_argument("--address", default="", metavar="URL", help="a mirror of raw.githubusercontent.com")
     fetched.add_argument(
         "--accept", action="append", default=[], metavar="FILE=SHA256", help="digest of a file for which we know none"
@@ -102,14 +104,14 @@ def add_trace(add_parser: _Adder) -> None:
     replayed.add_argument("--seeds", type=int, default=None, metavar="N", help="default: as each scenario says")
     replayed.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     replayed.add_argument("--resume", action="store_true", help="continue an interrupted comparison")
-    replayed.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    replayed.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     replayed.set_defaults(run=_replayed)
 
     convert = commands.add_parser(
         "convert", help="make a trace of a log or of your own tables, or CSV of a trace", description=_CONVERT
     )
     convert.add_argument("source", type=trace_folder, metavar="FROM", help="trace, exchange log, or folder of CSV files")
-    convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    convert.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     convert.add_argument("--csv", action="store_true", help="write CSV files")
     convert.set_defaults(run=_convert)
 

@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from harness.cli.parsing import number, out_file, whole
 
 if TYPE_CHECKING:
     from tuners.actions import Scalar
@@ -56,13 +57,13 @@ def add_train(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "--form", choices=("printed", "broad"), default="printed", help="form of the policy (default: printed)"
     )
     train.add_argument("--instances", type=int, metavar="N", help="instances to learn on (default: 1000; broad: 800)")
-    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="npz file to write the policy to")
+    train.add_argument("--out", type=out_file, required=True, metavar="FILE", help="npz file to write the policy to")
     train.add_argument(
         "--rounds", type=int, metavar="N", help="times that it learns from its own runs, with --form broad (default: 1)"
     )
     train.add_argument("--episodes", type=int, metavar="N", help="runs to learn from (default: one per instance)")
     train.add_argument("--pretrain", type=int, default=100, metavar="N", help="instances per fixed policy (default: 100)")
-    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random draws (default: 0)")
+    train.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of all random draws (default: 0)")
     train.add_argument("--workload", default="rlp-digits", metavar="NAME", help="see `harness list workloads`")
     train.add_argument("--data", default="", metavar="DIR", help="folder of a workload that reads files")
     train.add_argument("--depths", default="0,1,2,3", metavar="H,...", help="hidden layers to draw from (default: 0,1,2,3)")
@@ -71,9 +72,15 @@ def add_train(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "--sleeps", default="", metavar="S,...", help="mean sleep of stragglers for each depth (default: 9.4)"
     )
     train.add_argument(
-        "--skew", type=float, default=0.0, metavar="S", help="how unequal the workers' classes are, 0 to 1 (default: 0)"
+        "--skew",
+        type=number(0, most=1),
+        default=0.0,
+        metavar="S",
+        help="how unequal the workers' classes are, 0 to 1 (default: 0)",
     )
-    train.add_argument("--accuracy", type=float, default=0.88, metavar="A", help="target of a run (default: 0.88)")
+    train.add_argument(
+        "--accuracy", type=number(above=0, most=1), default=0.88, metavar="A", help="target of a run (default: 0.88)"
+    )
     train.add_argument("--workers", type=int, default=10, metavar="K", help="workers per instance (default: 10)")
     train.add_argument("--pushes", type=int, default=1500, metavar="N", help="most pushes of a run (default: 1500)")
     train.add_argument(

@@ -29,9 +29,10 @@ from traces import store
 from traces.schema import VERSION
 from tuners import Entry, resolve
 
-__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
+__all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "check_each_once", "compare"]
 
 _CPU = "cpu"
+_MOST_SEEDS = 100_000  # of a scenario: the list of all runs is made before the first
 _MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
 _UNLESS_GIVEN: dict[str, Any] = {"draws": {}}  # of entries that a manifest may leave out
 
@@ -199,6 +200,12 @@ class _Plan:
     tasks: tuple[Task, ...]
 
 
+def check_each_once(what: str, names: Sequence[str]) -> None:
+    """Raise ValueError where a name, of what `what` says, is given twice."""
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise ValueError(f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names.")
+
+
 def _planned(
     scenarios: Sequence[str | Path | Scenario],
     tuners: Sequence[str | Entry],
@@ -210,20 +217,17 @@ def _planned(
 ) -> _Plan:
     if not scenarios or not tuners:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"Cannot compare on {seeds} seeds: give at least 1.")
+    if seeds is not None and not 1 <= seeds <= _MOST_SEEDS:
+        advice = "at least 1" if seeds < 1 else f"at most {_MOST_SEEDS}"
+        raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
     given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
     drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
     loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))
     entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
-    for what, names in (("scenario", [s.name for s in loaded]), ("tuner", [e.name for e in entries])):
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise ValueError(
-                f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names."
-            )
+    check_each_once("scenario", [s.name for s in loaded])
+    check_each_once("tuner", [e.name for e in entries])
     counts = {s.name: seeds or s.seeds.count for s in loaded}
     draws = {name: [s.name for s in each] for name, each in drawn.items()}
     # Draws are there to compare contestants; the oracle of each would be a search of its own.

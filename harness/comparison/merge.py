@@ -128,7 +128,9 @@ def _manifest(parts: Sequence[_Part]) -> dict[str, Any]:
     made = dict(parts[0].manifest)
     for key in ("scenarios", "tuners", "oracles"):
         made[key] = list(dict.fromkeys(name for part in parts for name in part.manifest.get(key, [])))
-    made["seeds_of"] = {name: max(part.manifest["seeds_of"].get(name, 0) for part in parts) for name in made["scenarios"]}
+    made["seeds_of"] = {
+        name: max(part.manifest.get("seeds_of", {}).get(name, 0) for part in parts) for name in made["scenarios"]
+    }
     if draws := [part.manifest["draws"] for part in parts if "draws" in part.manifest]:
         bases = dict.fromkeys(base for one in draws for base in one)
         made["draws"] = {b: list(dict.fromkeys(n for one in draws for n in one.get(b, []))) for b in bases}

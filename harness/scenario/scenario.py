@@ -45,7 +45,7 @@ from simulators.workloads.catalogue import load_workloads, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.near_names import near_names
-from tuners.settings import Choice, Integer, Knob, Node, Real, shared_out
+from tuners.settings import Choice, Integer, Knob, Node, Real, Scalar, shared_out
 
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec
@@ -54,6 +54,9 @@ __all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
+_MOST_CLOCKS = 2**31 - 1
+_ROLES = ("worker", "server", "both", "idle")
+_PLAIN_FIELDS = frozenset(f.name for f in fields(Setting)) - {"workers", "servers"}
 _ELSEWHERE = {"drawn": "harness.families.drawn:text"}
 """What makes scenarios with such a prefix: "module:function" of the text after the colon, which returns name and file."""
 
@@ -86,7 +89,7 @@ def load(name_or_path: str | Path) -> Scenario:
         hint = near_names(plain, embedded())
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise ValueError(f"Cannot read scenario {path}: {reason}.") from None
@@ -229,6 +232,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
 
     program_cache.use()
     made = workload_of(scenario)
+    _at(scenario.origin, "free", lambda: _space(scenario, made))
     return SimulatedSystem(_spec(scenario, made, start or _start(scenario, made), seed))
 
 
@@ -453,12 +457,33 @@ def _knob(name: str, table: KnobTable) -> Knob:
     given = [k for k in ("real", "integer", "choice") if getattr(table, k) is not None]
     if len(given) != 1:
         raise ValueError(f"{name}: give exactly one of real, integer and choice, not {' and '.join(given) or 'none'}.")
+    values: tuple[Scalar, ...] = table.choice or table.integer or table.real or ()
+    _check_values(name, values)
     if table.choice is not None:
         return Choice(name, table.choice)
     if table.integer is not None:
         return Integer(name, table.integer[0], table.integer[1], table.log)
     low, high = table.real or (0.0, 0.0)
     return Real(name, low, high, table.log)
+
+
+def _check_values(name: str, values: tuple[Scalar, ...]) -> None:
+    """Raise ValueError where the knob `name` cannot have these values, of all its options or its lowest and highest."""
+    family, slash, _ = name.partition("/")
+    for value in values:
+        number = -1.0 if isinstance(value, str | bool) else value
+        if not math.isfinite(number):
+            raise ValueError(f"{name}: cannot be {value!r}; give finite numbers.")
+        if family == "role" and slash and value not in _ROLES:
+            raise ValueError(f"{name}: cannot be {value!r}; choose among {', '.join(_ROLES)}.")
+        if family in ("load", "data_share", "model_share") and slash and number < 0:
+            raise ValueError(f"{name}: cannot be {value!r}; give numbers, 0 or more.")
+        if name in _PLAIN_FIELDS:
+            given: Any = {name: value}
+            try:
+                Setting(workers=("n0",), servers=("n1",), **given)
+            except TypeError as error:
+                raise ValueError(f"{name}: cannot be {value!r}; {str(error).rpartition(': ')[2]}") from None
 
 
 def _target(table: TargetTable) -> Target:
@@ -471,6 +496,8 @@ def _target(table: TargetTable) -> Target:
         raise ValueError(
             f"value: {table.metric} {table.value:g} is no target; give a finite number, at least 1 to count to."
         )
+    if target.counts and table.value > _MOST_CLOCKS:
+        raise ValueError(f"value: {table.metric} {table.value:g} cannot be counted; give at most {_MOST_CLOCKS}.")
     return target
 
 

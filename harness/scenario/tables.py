@@ -46,7 +46,10 @@ __all__ = [
     "read",
 ]
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+_LARGEST = 1e30  # of all numbers
+_MOST = 2**31 - 1  # of whole numbers, which the engine counts with
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -55,7 +58,7 @@ class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Machines of one type, named prefix0, prefix1, ..."""
 
     type: str  # a node type of `harness list profiles`, or of the file `cluster.profiles`
-    count: _Count = 1
+    count: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     prefix: str = "n"
     spot: bool = False  # rented at the type's `spot_usd_per_hour`; [conditions] losses say when such machines leave
     usd_per_hour: _Amount | None = None  # of one machine, in place of the type's own price
@@ -83,35 +86,37 @@ class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[start]: the fields of a `Setting`. A missing key has the workload's value or the default of `Setting`."""
 
-    worker_count: Annotated[int, msgspec.Meta(ge=0)] | None = None  # the first N nodes are workers, the others servers
+    worker_count: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] | None = (
+        None  # the first N nodes are workers, the others servers
+    )
     workers: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
-    batch_size: int | None = None
+    batch_size: _Whole | None = None
     global_batch_size: _Count | None = None  # samples of all workers together, divided evenly among their devices
-    loads: tuple[tuple[int, ...], ...] = ()
+    loads: tuple[tuple[_Whole, ...], ...] = ()
     data_shares: tuple[float, ...] = ()
     model_shares: tuple[float, ...] = ()
     policy: str = "asp"
-    staleness: int = 0
-    intra_threads: int = 0
-    inter_threads: int = 0
-    transfer_bits: int = 32
+    staleness: _Whole = 0
+    intra_threads: _Whole = 0
+    inter_threads: _Whole = 0
+    transfer_bits: _Whole = 32
     options: dict[str, Scalar] = {}
     learning_rate: float | None = None
     momentum: float = 0.0
-    local_steps: int = 1
-    node_steps: dict[str, int] = {}  # local steps of single workers, by name; the others take `local_steps`
+    local_steps: _Whole = 1
+    node_steps: dict[str, _Whole] = {}  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0
     outer_momentum: float = 0.0
     placement: str = "range"
     block_owners: tuple[str, ...] = ()
-    cache_rows: int = 0
-    cache_clocks: int = 0
+    cache_rows: _Whole = 0
+    cache_clocks: _Whole = 0
     checkpoint_seconds: float = 0.0
-    pull_clocks: int = 1
-    replicas: int = 1
-    hot_blocks: int = 0
-    quorum: int = 0
+    pull_clocks: _Whole = 1
+    replicas: _Whole = 1
+    hot_blocks: _Whole = 0
+    quorum: _Whole = 0
     grace_seconds: float = 0.0
 
 
@@ -119,7 +124,7 @@ class KnobTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[free] NAME: exactly one of the three."""
 
     real: tuple[float, float] | None = None
-    integer: tuple[int, int] | None = None
+    integer: tuple[_Whole, _Whole] | None = None
     choice: tuple[Scalar, ...] | None = None
     log: bool = False
 
@@ -245,7 +250,9 @@ def read(text: str) -> Tables | RecordedTables:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no TOML: {error}.{_line_at(text, str(error))}") from None
+        said = str(error).replace("Cannot overwrite a value", "a key is there twice")
+        raise ValueError(f"it is no TOML: {said}.{_line_at(text, said)}") from None
+    _check_sizes(table)
     free = table.get("free", {})
     for name, knob in free.items() if isinstance(free, dict) else ():
         # One by one, because msgspec's message about a dictionary does not name the key.
@@ -259,6 +266,19 @@ def read(text: str) -> Tables | RecordedTables:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         raise ValueError(_explained(str(error), table, kind=kind)) from None
+
+
+def _check_sizes(value: Any, path: str = "") -> None:
+    """Raise ValueError for a number that no quantity of a scenario reaches, and that later computations cannot hold."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_sizes(part, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for part in value:
+            _check_sizes(part, path)
+    elif isinstance(value, int | float) and _LARGEST < abs(value) < float("inf"):
+        parent, _, key = path.rpartition(".")
+        raise ValueError(f"{_place(parent, key)}: {value:g} is too large; give at most {_LARGEST:g}.")
 
 
 def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Tables) -> str:

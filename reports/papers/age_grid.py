@@ -106,7 +106,7 @@ def pairs_told_apart(logs: NDArray[np.float64], *, paired: bool) -> int:
 
 def _p_value(a: NDArray[np.float64], b: NDArray[np.float64], *, paired: bool) -> float:
     if paired:
-        return paired_t(a - b)
+        return float(paired_t(a - b))
     if np.ptp(a) == 0 and np.ptp(b) == 0:
         return float(a[0] == b[0])
     return float(ttest_ind(a, b, equal_var=False).pvalue)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def draw_of(path: Path, number: int) -> Draw | None:
 
     Raises ValueError where the file has no such draw; OSError where it cannot be read.
     """
-    tables = _read(path, path.stat().st_mtime_ns)
+    tables = _read(path.read_bytes())
     if tables is None:
         return None
     fitted = tables["calibration"].get("workloads", {})
@@ -77,8 +77,11 @@ def draw_of(path: Path, number: int) -> Draw | None:
     return Draw(constants, ratios, {kind: name for name, one in fitted.items() for kind in one.get("node_types", ())})
 
 
-@cache
-def _read(path: Path, _changed: int) -> dict[str, Any] | None:
-    """The tables of a file; kept, because all draws are read one after the other."""
-    tables = tomllib.loads(path.read_text("utf-8"))
+@lru_cache(maxsize=4)
+def _read(content: bytes) -> dict[str, Any] | None:
+    """The tables of a file with this content; kept, because all draws are read one after the other.
+
+    By content: a file that is written twice within a tick of the file system's clock has the same time of modification.
+    """
+    tables = tomllib.loads(content.decode("utf-8-sig"))
     return tables if "calibration" in tables else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -122,7 +122,9 @@ class RackLosses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     every_seconds: float  # mean time between the losses of one node, while it is there
     together: float = 1.0  # mean number of nodes that one event takes, all of one rack: geometric, at most the rack
-    rack: int = 0  # nodes in a rack or zone, which follow each other in the cluster; 0: all are in one
+    rack: Annotated[int, msgspec.Meta(le=2**31 - 1)] = (
+        0  # nodes in a rack or zone, which follow each other in the cluster; 0: all are in one
+    )
     repair_seconds: float = 0.0  # median time until a node is back; 0: it stays away
     repair_spread: float = 0.0  # standard deviation of the logarithm of that time
     event: Literal["leaves", "fails"] = "fails"

@@ -105,7 +105,7 @@ def _embedded() -> dict[str, NodeType]:
 
 def _parse(content: bytes, origin: str) -> dict[str, NodeType]:
     try:
-        tables = tomllib.loads(content.decode())
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Cannot read node types from {origin}: it is no TOML file ({error}).") from error
     if "calibration" in tables:

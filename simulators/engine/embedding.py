@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from simulators.engine.inputs import EngineInputs
@@ -101,11 +102,11 @@ def nothing_touched(parameters: Any, nodes: int, blocks: int, cached: int, *, re
 _NEVER = -(2**30)  # a mini-batch that no copy is used after
 
 
-def forgotten(touched: Touched, workers: Array) -> Touched:
+def forgotten(touched: Touched, workers: ArrayLike) -> Touched:
     """The same after `workers` [k] have lost their copies."""
     if not touched.caches:
         return touched
-    clocks = jnp.where(workers[:, None], _NEVER, touched.caches.clocks)
+    clocks = jnp.where(jnp.asarray(workers)[:, None], _NEVER, touched.caches.clocks)
     return touched._replace(caches=touched.caches._replace(clocks=clocks))
 
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
@@ -37,6 +39,7 @@ __all__ = [
     "mean_loss",
     "minibatch",
     "pull",
+    "pull_together",
     "regrouped",
     "untrained",
     "with_table",
@@ -58,12 +61,15 @@ class LearningProgram(NamedTuple):
 
 
 class GradientTable(NamedTuple):
-    """The gradients of a round, and those that came early for the next one, by worker: leading axis [k]."""
+    """The gradients of this round, and those that came early for the next one. After a round the two change places."""
 
-    sums: Any  # pytree [k, ...]
-    counts: Array  # float32 [k]: gradients in each sum
-    later_sums: Any
-    later_counts: Array
+    sums: Any  # pytree [2 k, ...]: of each worker's gradients, those of place 0 first; only where `counts` is not 0
+    counts: Array  # float32 [2, k]: gradients in each sum
+    totals: (
+        Any  # pytree [2, ...]: sum over the workers in `within` of the means of their gradients; only where there are any
+    )
+    within: Array  # bool [2, k]
+    now: Array  # int32 scalar: the place of this round
 
 
 class TrainingData(NamedTuple):
@@ -148,8 +154,9 @@ def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     if model.aggregation != "table":
         return jax.tree.map(jnp.zeros_like, parameters)
     nodes = inputs.active.shape[0]
-    none = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
-    return GradientTable(none, jnp.zeros(nodes, jnp.float32), none, jnp.zeros(nodes, jnp.float32))
+    sums, totals = (jax.tree.map(lambda p, n=n: jnp.zeros((n, *p.shape), p.dtype), parameters) for n in (2 * nodes, 2))
+    counts, within = jnp.zeros((2, nodes), jnp.float32), jnp.zeros((2, nodes), bool)
+    return GradientTable(sums, counts, totals, within, jnp.zeros((), jnp.int32))
 
 
 def _most_samples(workload: Workload, space: Space, samples: int) -> int:
@@ -263,28 +270,47 @@ def _tabled(
     """The table after a push of `worker`, and the mean over the workers in it of the means of their gradients.
 
     A gradient that is accepted counts in this round or, if `later`, in the next one, which begins after this push if `turn`.
+    A push reads and writes one worker's row, and the round's total: what it costs does not grow with the number of workers.
     """
-    now = _with_gradient(table.sums, table.counts, gradient, worker, accept & ~later)
-    then = _with_gradient(table.later_sums, table.later_counts, gradient, worker, accept & later)
-    mine = (jnp.arange(inputs.active.shape[0]) == worker) & accept
-    known = (now[1] > 0) & (inputs.active | mine)  # a worker that is about to stop still counts
-    weights = (known / jnp.maximum(now[1], 1.0) / jnp.maximum(jnp.sum(known), 1)).astype(jnp.float32)
-    total = jax.tree.map(lambda rows: jnp.tensordot(weights, rows, 1), now[0])
+    nodes = inputs.active.shape[0]
+    at = jnp.where(later, 1 - table.now, table.now)
+    row, count, inside = at * nodes + worker, table.counts[at, worker], table.within[at, worker]
+    more = count + accept
 
-    def next_round(carry: tuple[Array, GradientTable]) -> tuple[Array, GradientTable]:
-        _, old = carry
-        none = jax.tree.map(jnp.zeros_like, (old.later_sums, old.later_counts))
-        return jnp.asarray(False), GradientTable(old.later_sums, old.later_counts, *none)
+    def read(_: tuple[Array, Any]) -> tuple[Array, Any]:
+        # A place begins empty without being cleared: its old rows and its old total are not used.
+        return jnp.asarray(False), jax.tree.map(lambda rows: jnp.where(count > 0, _row(row, rows), 0.0), table.sums)
 
-    # A loop, because XLA updates its arrays in place: see `pull`.
-    _, table = jax.lax.while_loop(lambda c: c[0], next_round, (turn, GradientTable(*now, *then)))
-    return table, total
+    # A loop that runs once, because XLA would read the row again after it is written, for which it would copy the table.
+    _, old = jax.lax.while_loop(lambda c: c[0], read, (count >= 0, jax.tree.map(jnp.zeros_like, gradient)))
+    new = jax.tree.map(lambda o, g: o + jnp.where(accept, g, 0.0), old, gradient)
+    ours, before = accept / jnp.maximum(more, 1), (accept & inside) / jnp.maximum(count, 1)
+    changes = jax.tree.map(lambda n, o: n * ours.astype(n.dtype) - o * before.astype(o.dtype), new, old)
+    begun = jnp.any(table.within[at])
+    totals = jax.tree.map(lambda rows, c: jnp.where(begun, _row(at, rows), 0.0) + c, table.totals, changes)
+    sums, totals = _with_row(table.sums, new, row, lanes=False), _with_row(table.totals, totals, at, lanes=False)
+    counts = table.counts.at[at, worker].set(more)
+    within = table.within.at[at, worker].set(inside | accept)
 
+    mine = (jnp.arange(nodes) == worker) & accept
+    known = (counts[table.now] > 0) & (inputs.active | mine)  # a worker that is about to stop still counts
 
-def _with_gradient(sums: Any, counts: Array, gradient: Any, worker: Array, counted: Array) -> tuple[Any, Array]:
-    """Sums [k, ...] and counts [k] with one more gradient of `worker` if `counted`; one row is written."""
-    rows = jax.tree.map(lambda s, g: _row(worker, s) + jnp.where(counted, g, 0.0), sums, gradient)
-    return _with_row(sums, rows, worker, lanes=False), counts.at[worker].add(counted.astype(counts.dtype))
+    def add_again(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        def total(rows: Array) -> Array:
+            this = jax.lax.dynamic_slice_in_dim(rows, table.now * nodes, nodes)
+            weights = (known / jnp.maximum(counts[table.now], 1)).astype(rows.dtype)
+            return jnp.tensordot(weights, jnp.where(_columns(known, this), this, 0.0), 1)
+
+        return jnp.asarray(False), _with_row(carry[1], jax.tree.map(total, sums), table.now, lanes=False)
+
+    # Only after a worker has come or gone. A loop, because XLA updates its arrays in place: see `pull`.
+    changed = jnp.any(within[table.now] != known)
+    _, totals = jax.lax.while_loop(lambda c: c[0], add_again, (changed, totals))
+    share = 1 / jnp.maximum(jnp.sum(known), 1)
+    mean = jax.tree.map(lambda rows: _row(table.now, rows) * share.astype(rows.dtype), totals)
+    within = within.at[table.now].set(known & ~turn)
+    counts = counts.at[table.now].set(jnp.where(turn, 0.0, counts[table.now]))
+    return GradientTable(sums, counts, totals, within, jnp.where(turn, 1 - table.now, table.now)), mean
 
 
 def pull(
@@ -298,11 +324,14 @@ def pull(
     *,
     lanes: bool,
     pulls: Any = (),
+    together: bool | None = None,
 ) -> tuple[Learned, Array]:
     """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
 
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
     skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
+
+    `together`: what `pull_together` says; None if it is known only when the program runs, which then has both ways to pull.
     """
     if model.embedding is not None:
         return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
@@ -320,7 +349,7 @@ def pull(
         made: tuple[Array, Any] = differentiated(parameters, rows, count)
         return made
 
-    def together(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+    def all_at_once(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         left, _, _ = carry
         # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
         # compute all gradients before the loop, even if the loop does not run.
@@ -340,19 +369,30 @@ def pull(
 
     # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
-    all_pull = ~anywhere(jnp.any(release != inputs.active) | (jnp.sum(release) < 2), lanes)
     beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
     paired = local or bool(inputs.copies)
     kept = (learned.gradients, beside) if paired else learned.gradients
     carry = (release, loss, kept)
-    carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), together, carry)
-    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
+    if together is None:
+        all_pull = ~anywhere(_some_do_not(inputs.active, release), lanes)
+        carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), all_at_once, carry)
+    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), all_at_once if together else one, carry)
     gradients, beside = kept if paired else (kept, beside)
     pulled = learned.pulled
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
     return learned._replace(gradients=gradients, pulled=pulled), loss
+
+
+def pull_together(model: LearningProgram | None, active: ArrayLike, release: ArrayLike) -> bool:
+    """Whether `pull` computes the gradients of the workers in `release` [k] as one batch: it does if these are all workers,
+    and two or more. Rows of embedding tables are pulled worker by worker."""
+    return model is not None and model.embedding is None and not _some_do_not(np.asarray(active), np.asarray(release))
+
+
+def _some_do_not(active: Any, release: Any) -> Any:
+    return (release != active).any() | (release.sum() < 2)
 
 
 def _pull_rows(

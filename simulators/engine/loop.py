@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from simulators.engine import embedding, learning, timing
@@ -398,7 +399,13 @@ def _settle(
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
     clock = clock._replace(
         flight=timing.begin_cycles(
-            inputs, flight, release, clock.drawn, clock.seconds, lanes=program.lanes, pulls=pulls if inputs.copies else None
+            inputs,
+            flight,
+            release,
+            clock.drawn,
+            clock.seconds,
+            for_all=program.lanes,  # under `vmap`, looking up one worker per lane is slower
+            pulls=pulls if inputs.copies else None,
         ),
         clocks=clocks,
         **_begun(inputs, clock, release),
@@ -505,7 +512,13 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
 
 
 def launch(
-    program: Program, data: TrainingData, inputs: EngineInputs, state: State, policy: Any, release: Array, offsets: Array
+    program: Program,
+    data: TrainingData,
+    inputs: EngineInputs,
+    state: State,
+    policy: Any,
+    release: ArrayLike,
+    offsets: ArrayLike,
 ) -> State:
     """Put a policy in force, its clocks at zero, and let the workers in `release` [k] begin a cycle at the state's time.
 
@@ -515,7 +528,8 @@ def launch(
     # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
     alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
     freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
-    launched: State = _launch(program.model, data, alike, freed, release, offsets, lanes=program.lanes)
+    together = learning.pull_together(program.model, inputs.active, release)
+    launched: State = _launch(program.model, data, alike, freed, release, offsets, together=together)
     timer: Any = np.full(int(program.timers), np.inf)  # of NumPy, because JAX would compile it
     return launched._replace(clock=launched.clock._replace(policy=jax.tree.map(_typed, policy), timer=timer))
 
@@ -530,7 +544,7 @@ def _typed(value: Any) -> Any:
     return np.asarray(value) if weak else value
 
 
-@partial(jax.jit, static_argnames=("model", "lanes"))
+@partial(jax.jit, static_argnames=("model", "together"))
 def _launch(
     model: LearningProgram | None,
     data: TrainingData,
@@ -539,12 +553,14 @@ def _launch(
     release: Array,
     offsets: Array,
     *,
-    lanes: bool,
+    together: bool,
 ) -> State:
+    """`together`: as of `learning.pull_together`. Here it is known before, so that only one way to pull is compiled, and one
+    way to draw compute times: half of what both ways take to compile."""
     clock, learned = state
     pulls, kept = _pulling(inputs, clock, release)
     skipping = pulls if inputs.copies else None
-    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, lanes=lanes, pulls=skipping)
+    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, for_all=True, pulls=skipping)
     clock = clock._replace(
         flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
         clocks=jnp.zeros_like(clock.clocks),
@@ -555,7 +571,9 @@ def _launch(
     if model is None or learned is None:
         return State(clock, learned)
     first = _first_drawn(clock)
-    learned, loss = learning.pull(model, data, inputs, learned, clock.loss, release, first, lanes=lanes, pulls=skipping)
+    learned, loss = learning.pull(
+        model, data, inputs, learned, clock.loss, release, first, lanes=False, pulls=skipping, together=together
+    )
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 
@@ -589,16 +607,16 @@ def regrouped(program: Program, inputs: EngineInputs, state: State) -> State:
     """The job after a policy has come that needs gradients kept in another way: what was kept of them is dropped."""
     if program.model is None or state.learned is None:
         return state
-    clock = state.clock._replace(grouped=jnp.zeros_like(state.clock.grouped))
+    clock = state.clock._replace(grouped=cast(Any, np.zeros_like(state.clock.grouped)))
     return State(clock, learning.regrouped(program.model, inputs, state.learned))
 
 
-def caches_cleared(state: State, workers: Array | None = None) -> State:
+def caches_cleared(state: State, workers: NDArray[np.bool_] | None = None) -> State:
     """The job after `workers` [k] (None: all) have lost their copies of parameters, or of rows of embedding tables."""
     clock, learned = state
-    gone = jnp.ones(clock.clocks.shape[0], bool) if workers is None else workers
+    gone = np.ones(clock.clocks.shape[0], bool) if workers is None else workers
     if len(clock.kept):
-        clock = clock._replace(kept=jnp.where(gone, 0, clock.kept))
+        clock = clock._replace(kept=np.where(gone, np.int32(0), clock.kept))
     if learned is None or not learned.touched:
         return State(clock, learned)
     return State(clock, learned._replace(touched=embedding.forgotten(learned.touched, gone)))
@@ -619,16 +637,17 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
     flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
-    return state._replace(clock=clock._replace(seconds=jnp.asarray(now, jnp.float64), flight=flight))
+    return state._replace(clock=clock._replace(seconds=cast(Any, np.float64(now)), flight=flight))
 
 
-def workers_stopped(state: State, nodes: Array, now: float) -> State:
+def workers_stopped(state: State, nodes: NDArray[np.bool_], now: float) -> State:
     """The job with `nodes` [k] in no mini-batch from `now` on; their gradients in progress are lost."""
     state = caches_cleared(state, nodes)
     flight = state.clock.flight
     # They wait from now on, so that the next cycle counts only this pause as waiting.
-    since = flight.since.at[timing.WAIT].set(jnp.where(nodes, now, flight.since[timing.WAIT]))
-    rests = flight._replace(phase=jnp.where(nodes, timing.WAIT, flight.phase), since=since)
+    since: Any = np.array(flight.since)
+    since[timing.WAIT, nodes] = now
+    rests = flight._replace(phase=cast(Any, np.where(nodes, np.int32(timing.WAIT), flight.phase)), since=since)
     return state._replace(clock=state.clock._replace(flight=rests))
 
 
@@ -649,7 +668,7 @@ def with_data_moved(state: State, before: NDArray[np.float64], after: NDArray[np
     if not gains.any():
         return state
     left = kept + (left - kept).sum() * gains / gains.sum()
-    return state._replace(clock=state.clock._replace(left=jnp.asarray(left)))
+    return state._replace(clock=state.clock._replace(left=cast(Any, left)))
 
 
 def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
@@ -660,5 +679,6 @@ def resumed(inputs: EngineInputs, state: State, pause_seconds: float) -> State:
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, pause_seconds)
     flight = timing.shifted(clock.flight, pause_seconds)._replace(tokens=tokens)
+    seconds: Any = np.asarray(clock.seconds) + pause_seconds
     timer: Any = np.asarray(clock.timer) + pause_seconds
-    return state._replace(clock=clock._replace(seconds=clock.seconds + pause_seconds, flight=flight, timer=timer))
+    return state._replace(clock=clock._replace(seconds=seconds, flight=flight, timer=timer))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 __all__ = ["OPTIMIZERS", "OUTER", "REVISING", "optimizer", "slots"]
@@ -77,5 +78,5 @@ def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTra
 @cache
 def slots(name: str) -> int:
     """How many numbers servers keep for every parameter beside itself."""
-    kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, jnp.zeros(1))
+    kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, np.zeros(1))
     return sum(x.size for x in jax.tree.leaves(kept) if x.ndim)

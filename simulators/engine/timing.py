@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -60,18 +60,20 @@ class Flight(NamedTuple):
     tokens: Array  # [k] in each node's bucket; [0] where no node has one
 
 
-def all_waiting(nodes: int, tokens: Array, now: ArrayLike = 0.0) -> Flight:
+def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
     """No worker has begun anything; all wait since `now`."""
-    zeros, none = jnp.zeros(nodes), jnp.zeros(nodes, jnp.int32)
+    zeros: Any = np.zeros(nodes)  # of NumPy, because JAX would compile each outside of a program
+    none: Any = np.zeros(nodes, np.int32)
+    since: Any = np.full((5, nodes), now, np.float64)
     return Flight(
         phase=none,
         remaining=zeros,
-        since=jnp.full((5, nodes), now, jnp.float64),
+        since=since,
         waited=zeros,
         drawn=zeros,
         arrival=none,
-        arrivals=jnp.asarray(0, jnp.int32),
-        server_free_seconds=jnp.asarray(now, jnp.float64),
+        arrivals=cast(Any, np.int32(0)),
+        server_free_seconds=cast(Any, np.float64(now)),
         tokens=tokens,
     )
 
@@ -155,9 +157,10 @@ def catch_up(
     return flight._replace(remaining=remaining, tokens=tokens)
 
 
-def shifted(flight: Flight, seconds: ArrayLike) -> Flight:
+def shifted(flight: Flight, seconds: float) -> Flight:
     """The same flight, so many seconds later."""
-    return flight._replace(since=flight.since + seconds, server_free_seconds=flight.server_free_seconds + seconds)
+    since, free = np.asarray(flight.since) + seconds, np.asarray(flight.server_free_seconds) + seconds
+    return flight._replace(since=cast(Any, since), server_free_seconds=cast(Any, free))
 
 
 def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
@@ -262,9 +265,11 @@ def _of(worker: Array, cost: Array) -> Array:
 
 
 def begin_cycles(
-    inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, lanes: bool, pulls: Any = None
+    inputs: EngineInputs, flight: Flight, release: Array, clocks: Array, now: Array, *, for_all: bool, pulls: Any = None
 ) -> Flight:
     """The workers in `release` [k] start to pull at `now`, each for its mini-batch number `clocks` [k].
+
+    `for_all`: compute times are drawn for all workers, also where only one begins.
 
     With `pulls` [k], only those in it do: the others have a copy, and compute at once.
 
@@ -281,7 +286,7 @@ def begin_cycles(
         queued = _queued_seconds(inputs, flight, now)
         first = jnp.where(queued > 0, REQUEST, PULL).astype(jnp.int32)
         left = jnp.where(queued > 0, queued, inputs.pull_bytes)
-    drawn = _draw(inputs, release, clocks, lanes=lanes)
+    drawn = _draw(inputs, release, clocks, for_all=for_all)
     if pulls is not None:
         first, left = jnp.where(pulls, first, PULL), jnp.where(pulls, left, 0.0)
         drawn = jnp.where(pulls, drawn, jnp.maximum(drawn - inputs.copies.pull_overhead_seconds, 0.0))
@@ -318,14 +323,14 @@ def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
     return compute, pull, push, flight.waited[worker]
 
 
-def _draw(inputs: EngineInputs, release: Array, clocks: Array, *, lanes: bool) -> Array:
+def _draw(inputs: EngineInputs, release: Array, clocks: Array, *, for_all: bool) -> Array:
     """Seconds [k] of compute for the workers in `release`; the other entries mean nothing.
 
-    One worker is the usual case, and the only one under ASP; only where there are more, it draws for all.
+    One worker is the usual case, and the only one under ASP; only where there are more, or with `for_all`, it draws for all.
     """
     drawn = _local_seconds if len(inputs.local_steps) else _compute_seconds
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
-    if lanes:  # under `vmap`, looking up one worker per lane is slower than drawing for all
+    if for_all:
         return drawn(inputs, workers, clocks)
     first = jnp.argmax(release)
     alone = drawn(inputs._replace(**{f: getattr(inputs, f)[first] for f in _NOISE}), first, clocks[first])

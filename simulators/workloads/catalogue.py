@@ -265,7 +265,7 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"Cannot read workloads from {path}: there is no such file; give a TOML file.")
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
         tables = tables.get("workloads", {}) if "calibration" in tables else tables
         for table in tables.values():
             msgspec.convert(table, _WorkloadTable)

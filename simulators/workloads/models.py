@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from simulators.workloads.datasets import Dataset
 from simulators.workloads.model_tables import (
@@ -34,7 +36,7 @@ from simulators.workloads.workload import Embedding, Proxy
 __all__ = ["make_proxy"]
 
 _Batch: TypeAlias = tuple[Array, ...]
-_Init: TypeAlias = Callable[[Array], Any]
+_Init: TypeAlias = Callable[[int], Any]
 _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 
@@ -44,7 +46,7 @@ def make_proxy(model: Model, dataset: Dataset) -> Proxy:
     if reads_text != isinstance(model, Transformer):
         advice = "give a transformer, or other data" if reads_text else "a transformer reads text; give another model"
         raise ValueError(f"Cannot train {type(model).__name__.lower()} on this data: {advice}.")
-    train, valid = tuple(map(jnp.asarray, dataset.train)), tuple(map(jnp.asarray, dataset.valid))
+    train, valid = jax.device_put((dataset.train, dataset.valid))  # `jnp.asarray` would compile a program for each
     if dataset.tables:
         if not isinstance(model, FactorisationMachine):
             raise ValueError(
@@ -116,14 +118,25 @@ def _classifier(
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-def _dense(key: Array, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, Array], ...]:
+def _normal(seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Standard normal numbers, those of `jax.random.normal(jax.random.key(seed))` where JAX has 64-bit integers."""
+    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    return np.asarray(_normal_of_key(words, shape))
+
+
+@partial(jax.jit, static_argnames="shape")
+def _normal_of_key(words: Array, shape: tuple[int, ...]) -> Array:
+    return jax.random.normal(jax.random.wrap_key_data(words, impl="threefry2x32"), shape, jnp.float32)
+
+
+def _dense(seed: int, sizes: tuple[tuple[int, int], ...]) -> tuple[dict[str, NDArray[np.float32]], ...]:
     """Layers of (inputs, outputs) with He's initialisation: weights N(0, 2 / inputs), biases 0."""
-    # One draw for all layers: XLA takes about a second to compile each call of random.normal.
-    drawn = jax.random.normal(key, (sum(n * m for n, m in sizes),), jnp.float32)
+    # One draw for all layers, and the rest by NumPy: JAX would compile each operation, and each draw takes it .3 s.
+    drawn = _normal(seed, (sum(n * m for n, m in sizes),))
     layers, at = [], 0
     for n, m in sizes:
-        weights = drawn[at : at + n * m].reshape(n, m) * jnp.float32((2.0 / n) ** 0.5)
-        layers.append({"w": weights, "b": jnp.zeros(m, jnp.float32)})
+        weights = drawn[at : at + n * m].reshape(n, m) * np.float32((2.0 / n) ** 0.5)
+        layers.append({"w": weights, "b": np.zeros(m, np.float32)})
         at += n * m
     return tuple(layers)
 
@@ -133,9 +146,9 @@ def _linear(
 ) -> tuple[_Init, _PerSample, _PerSample]:
     """Scores x w + b; weights start at 0. Each loss includes l2 / 2 |w|^2, so that the mean is the regularised objective."""
 
-    def init(key: Array) -> Any:
-        del key  # the objective is convex, so the start needs no random draw
-        return {"w": jnp.zeros((features, classes), jnp.float32), "b": jnp.zeros(classes, jnp.float32)}
+    def init(seed: int) -> Any:
+        del seed  # the objective is convex, so the start needs no random draw
+        return {"w": np.zeros((features, classes), np.float32), "b": np.zeros(classes, np.float32)}
 
     def scores(parameters: Any, x: Array) -> Array:
         made: Array = x @ parameters["w"] + parameters["b"]
@@ -156,8 +169,8 @@ def _perceptron(model: Mlp, features: int, classes: int) -> tuple[_Init, _PerSam
     """Dense layers of sizes (features, *hidden, classes) with ReLU between them. No hidden layer: softmax regression."""
     sizes = (features, *model.hidden, classes)
 
-    def init(key: Array) -> Any:
-        return _dense(key, tuple(pairwise(sizes)))
+    def init(seed: int) -> Any:
+        return _dense(seed, tuple(pairwise(sizes)))
 
     return init, *_classifier(_layers, _cross_entropy)
 
@@ -177,9 +190,9 @@ def _convolutional(model: Cnn, shape: tuple[int, ...], classes: int) -> tuple[_I
     flat = (height // 4) * (width // 4) * 2 * model.width
     sizes = (flat, *model.hidden, classes)
 
-    def init(key: Array) -> Any:
+    def init(seed: int) -> Any:
         filters = ((9 * channels, model.width), (9 * model.width, 2 * model.width))
-        layers = _dense(key, (*filters, *pairwise(sizes)))
+        layers = _dense(seed, (*filters, *pairwise(sizes)))
         return {"conv": layers[:2], "dense": layers[2:]}
 
     def scores(parameters: Any, x: Array) -> Array:
@@ -211,8 +224,8 @@ def _recurrent(model: Lstm, shape: tuple[int, ...], classes: int) -> tuple[_Init
     steps, inputs = shape[0], math.prod(shape[1:])
     sizes = ((inputs + model.width, 4 * model.width), (model.width, classes))
 
-    def init(key: Array) -> Any:
-        cell, out = _dense(key, sizes)
+    def init(seed: int) -> Any:
+        cell, out = _dense(seed, sizes)
         return {"cell": cell, "out": out}
 
     def scores(parameters: Any, x: Array) -> Array:
@@ -245,10 +258,10 @@ def _transformer(model: Transformer, length: int, characters: int) -> tuple[_Ini
     blocks = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
     causal = jnp.tril(jnp.ones((length, length), bool))
 
-    def init(key: Array) -> Any:
+    def init(seed: int) -> Any:
         rows = ((width, characters), (width, length))  # embedding and positions, drawn as the layers are
-        drawn = _dense(key, (*rows, *(blocks * model.layers), (width, characters)))
-        small = [{"w": layer["w"] * jnp.float32(0.5), "b": layer["b"]} for layer in drawn[2:]]
+        drawn = _dense(seed, (*rows, *(blocks * model.layers), (width, characters)))
+        small = [{"w": layer["w"] * np.float32(0.5), "b": layer["b"]} for layer in drawn[2:]]
         return {
             "embedding": drawn[0]["w"].T,
             "position": drawn[1]["w"].T,
@@ -294,10 +307,10 @@ def _standardised(x: Array) -> Array:
 def _factorisation(model: Factorisation, users: int, items: int) -> tuple[_Init, _PerSample, _PerSample]:
     """rating = offset + u_user . v_item; squared error plus l2 (|u_user|^2 + |v_item|^2). There is no accuracy."""
     # Products of two entries then have a standard deviation of 1/4 / sqrt(rank): small, but away from the saddle at 0.
-    scale = jnp.float32(0.5 * model.rank**-0.25)
+    scale = np.float32(0.5 * model.rank**-0.25)
 
-    def init(key: Array) -> Any:
-        drawn = scale * jax.random.normal(key, (users + items, model.rank), jnp.float32)
+    def init(seed: int) -> Any:
+        drawn = scale * _normal(seed, (users + items, model.rank))
         return {"user": drawn[:users], "item": drawn[users:]}
 
     def losses(parameters: Any, batch: _Batch) -> Array:
@@ -322,9 +335,10 @@ def _factorisation_machine(
     sum over pairs as in its Lemma 3.1). A row of the tables is (w, v); weights start at 0, vectors at N(0, 0.1)."""
     rows = sum(tables)
 
-    def init(key: Array) -> Any:
-        drawn = jnp.float32(0.1) * jax.random.normal(key, (rows, 1 + model.rank), jnp.float32)
-        return {"rows": drawn.at[:, 0].set(0.0), "bias": jnp.zeros((), jnp.float32)}
+    def init(seed: int) -> Any:
+        drawn = np.float32(0.1) * _normal(seed, (rows, 1 + model.rank))
+        drawn[:, 0] = 0.0
+        return {"rows": drawn, "bias": np.zeros((), np.float32)}
 
     def scores(dense: Any, looked_up: Array) -> Array:
         weights, vectors = looked_up[:, :, 0], looked_up[:, :, 1:]

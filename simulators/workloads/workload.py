@@ -88,7 +88,7 @@ class Embedding(NamedTuple):
 class Proxy(NamedTuple):
     """A model that JAX trains. All functions are pure and traceable; a batch is a tuple of arrays, sample axis first."""
 
-    init: Callable[[Array], Any]  # PRNG key -> parameters, a pytree of float32
+    init: Callable[[int], Any]  # seed -> parameters, a pytree of float32 arrays of NumPy; not traceable
     losses: Callable[[Any, tuple[Array, ...]], Array]  # (parameters, batch of n) -> per-sample losses [n]
     correct: Callable[
         [Any, tuple[Array, ...]], Array

@@ -57,7 +57,7 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH)
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     inputs = _inputs(workers, len(proxy.train[0]))
-    blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
+    blank = loop.blank(program, inputs, proxy.init(0))
     begun = policy.init(inputs.active)
     state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, inputs, state)
@@ -84,7 +84,7 @@ def sparse_job(
         capacity=jnp.full(2 * nodes, 1e7),
         placement=RowPlacement(*map(jnp.asarray, (held, held, 2000.0, 2000.0, 1e-6))),
     )
-    blank = loop.blank(program, inputs, proxy.init(jax.random.key(0)))
+    blank = loop.blank(program, inputs, proxy.init(0))
     begun = policy.init(inputs.active)
     state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, nodes))
     return EngineJob(program, data, inputs, state)

@@ -21,7 +21,7 @@ from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
 from harness.live.transport.zeromq import KeyPair
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.tasks import Computed, WorkerTask
 from tests.live.support.ones import ONES
 from tests.live.support.room import descendants
 from tuners import policies

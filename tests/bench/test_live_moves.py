@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.tasks import Computed, WorkerTask
 from tests.bench.live_jobs import Idle
 from tests.bench.rounds import finding, settled
 from tests.bench.test_live import offers

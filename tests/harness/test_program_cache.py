@@ -185,6 +185,20 @@ def test_the_folder_is_bounded_and_drops_what_was_not_used_for_longest(tmp_path)
     assert sum(programs.get(f"program-{n}") is not None for n in (1, 2)) == 1
 
 
+def test_a_process_looks_through_the_folder_once_and_when_it_has_filled_it(tmp_path, monkeypatch):
+    looked, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(path) or scandir(path))
+    programs = ProgramFolder(tmp_path, limit_bytes=64_000)
+    for number in range(40):
+        programs.put(f"program-{number}", bytes(1000))
+    assert len(looked) == 1
+    for number in range(40, 140):
+        programs.put(f"program-{number}", bytes(1000))
+    assert len(looked) < 1 + 100 // 3
+    assert sum(f.stat().st_size for f in files(tmp_path)) <= 64_000
+    assert programs.get("program-139") is not None
+
+
 # ----------------------------------------------------------------------------------------------------------- which folder
 
 

@@ -131,7 +131,8 @@ def test_repetitions_tell_what_an_exact_prediction_would_reach():
     assert "<dt>An exact prediction</dt>" in text
     (table,) = fidelity.tables([replace(MADE, predictions=REPEATED)])
     assert table.count("  an exact prediction  ") == table.count("  recording once more  ") == 2  # of each policy
-    completions = tuple(replace(p, group=p.group + COMPLETION) for p in REPEATED)
+    assert "even an exact prediction would be within reach in 0 of the 1 comparisons" in text
+    completions = tuple(replace(p, group=p.group + COMPLETION, split=LARGER) for p in REPEATED)
     assert (
         "an exact" not in fidelity.tables([replace(MADE, predictions=completions)])[0]
     )  # as long as its mini-batches are many

@@ -77,6 +77,16 @@ def test_every_public_name_exists():
         assert all(hasattr(module, name) for name in module.__all__)
 
 
+def test_cells_of_tables_break_where_the_page_is_wide_and_stay_lines_where_it_is_narrow(one):
+    """The widest table, with costs, has fifteen columns; as lines, they are wider than the page's 1,176 pixels."""
+    style = re.search(r"<style>(.*?)</style>", one, re.DOTALL)[1]
+    wide, _, narrow = style.partition("@media (max-width: 40rem)")
+    cells = re.compile(r"th, td \{([^}]*)\}")
+    assert "nowrap" not in cells.search(wide)[1]
+    assert "white-space: nowrap" in cells.search(narrow)[1]
+    assert re.search(r"\.wide \{ overflow-x: auto; \}", wide)  # a narrow page scrolls its tables
+
+
 def test_pages_are_well_formed_and_self_contained(whole):
     assert set(whole) == {"report.html", "pages/away.html", "pages/home.html"}
     for name, text in whole.items():

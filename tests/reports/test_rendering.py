@@ -22,6 +22,7 @@ VALUES = {
     "folds": 5,
     "level": 90,
     "has_completions": False,
+    "samples": 0,
 }
 
 

@@ -254,6 +254,32 @@ def test_few_blocks_and_equal_values_tell_nothing():
     assert compare(["x"], np.ones((5, 1)), paired_t).tuners == ("x",)
 
 
+@pytest.mark.parametrize("blocks", [5, 20, 60])
+@pytest.mark.parametrize("test", [paired_t, signed_rank])
+def test_many_pairs_at_once_have_the_p_values_that_each_has_alone(test, blocks):
+    """To the last digit, also beside pairs with ties and zeros, for which SciPy takes other formulas."""
+    rng = np.random.default_rng(blocks)
+    rows = rng.normal(size=(200, blocks))
+    rows[::3] = np.round(rows[::3], 1)
+    rows[::10] = 0.0
+    assert test(rows).tolist() == [float(test(row)) for row in rows]
+
+
+def test_pairs_with_the_same_blocks_are_tested_in_one_call():
+    rng = np.random.default_rng(0)
+    values, shapes = rng.normal(size=(12, 5)), []
+    values[3, 4] = math.nan
+
+    def counted(differences):
+        shapes.append(differences.shape)
+        return signed_rank(differences)
+
+    found = compare(list("abcde"), values, counted, reference="a")
+    assert sorted(shapes) == [(4, 11), (6, 12)]
+    alone = [float(signed_rank(d[~np.isnan(d)])) for d in (values[:, [0]] - values[:, 1:]).T]
+    assert found.p_reference == dict(zip("bcde", holm(alone), strict=True))
+
+
 def test_wrong_shape_is_refused():
     with pytest.raises(ValueError, match=r"Cannot compare 2 tuners by values of shape \(5, 3\)"):
         compare(["x", "y"], np.ones((5, 3)), paired_t)

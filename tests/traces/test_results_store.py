@@ -178,6 +178,10 @@ def test_a_folder_that_holds_no_results_is_refused(tmp_path: Path) -> None:
     manifest.write_text(json.dumps({"schema": 99}))
     with pytest.raises(ValueError, match="format 99"):
         store.load_results(tmp_path)
+    for key in ("scenarios", "tuners", "oracles", "seeds_of", "draws"):
+        manifest.write_text(json.dumps({"schema": VERSION, key: None}))
+        with pytest.raises(ValueError, match=rf"manifest\.json: it is damaged \({key} is None\)"):
+            store.load_results(tmp_path)
     manifest.write_text(json.dumps({"schema": VERSION}))
     with pytest.raises(ValueError, match=r"scores\.parquet: there is no such file"):
         store.load_results(tmp_path)

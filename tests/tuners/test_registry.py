@@ -116,6 +116,17 @@ def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch):
     assert isinstance(resolve("still"), Entry)
 
 
+def test_a_broken_tuner_of_another_distribution_is_refused_by_its_name_and_no_other(monkeypatch):
+    broken = [EntryPoint("theirs", "nowhere_at_all:tuner", "harness.tuners")]
+    monkeypatch.setattr(tuners, "entry_points", lambda group: broken if group == "harness.tuners" else [])
+    with pytest.raises(
+        ValueError, match=r"^Cannot use tuner 'theirs' from another distribution: Cannot import tuner 'nowhere_"
+    ):
+        resolve("theirs")
+    assert resolve("fixed").factory is fixed.fixed
+    assert "theirs" in tuners.registry()
+
+
 # ------------------------------------------------------------------------------------------------------ fixed, policies
 
 

@@ -228,6 +228,33 @@ def test_a_node_whose_role_is_held_keeps_it():
         s.check(replace(BASE, servers=("a", "c", "d"), workers=("b",)))
 
 
+def test_scalars_of_numpy_become_those_of_python():
+    made = Setting(
+        workers=(np.str_("a"), "b"),
+        servers=("c",),
+        batch_size=np.int64(4),
+        learning_rate=np.float32(0.5),
+        policy=np.str_("asp"),
+        loads=((np.int32(2), 2), (1, 3)),
+        data_shares=(np.float64(0.5), 0.5),
+        options=(("xla", np.bool_(True)),),
+    )
+    plain = Setting(
+        workers=("a", "b"),
+        servers=("c",),
+        batch_size=4,
+        learning_rate=0.5,
+        policy="asp",
+        loads=((2, 2), (1, 3)),
+        data_shares=(0.5, 0.5),
+        options=(("xla", True),),
+    )
+    assert repr(made) == repr(plain)
+    s = space(Choice("batch_size", (2, 4)), Integer("staleness", 0, 3))
+    s.check(replace(BASE, batch_size=np.int64(4), staleness=np.int64(2)))
+    assert s.setting({"batch_size": np.int64(4)}) == replace(BASE, batch_size=4)
+
+
 def test_the_number_of_workers_is_bounded_as_the_scenario_says():
     s = space(Integer("worker_count", 2, 3))
     s.check(replace(BASE, workers=("d", "a", "b"), servers=("c",)))

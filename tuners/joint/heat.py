@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tuners.actions import Job, Setting
 from tuners.joint.rate_prior import rate_prior
+from tuners.joint.system_model import waits
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
-__all__ = ["Expected", "Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat"]
+__all__ = ["Expected", "Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat", "outer_heat"]
+
+_OUTER_MEDIAN, _OUTER_DEVIATION = 7.0, math.log(2.0)  # of effective outer rates: DiLoCo's, 0.7 with a momentum of 0.9
 
 
 class Expected(NamedTuple):
@@ -71,20 +74,32 @@ class RateHeat:
     steps: bool = False
     limits_workers: bool = False
 
+    @property
+    def is_outer(self) -> bool:
+        """Whether it is the servers' rate for what local steps have changed."""
+        return self.rate.name == "outer_rate"
+
+    @property
+    def _momentum(self) -> str:
+        return "outer_momentum" if self.is_outer else "momentum"
+
     def of(self, setting: Setting) -> float:
-        return setting.learning_rate / (1 - min(setting.momentum, 0.99))
+        rate: float = getattr(setting, self.rate.name)
+        momentum: float = getattr(setting, self._momentum)
+        return rate / (1 - min(momentum, 0.99))
 
     def scaled(self, setting: Setting, factor: float) -> Setting:
-        effective, momentum = self.of(setting) * factor, setting.momentum
+        effective, momentum = self.of(setting) * factor, getattr(setting, self._momentum)
         if self.momentum is not None:
             momentum = self.momentum.low
             if effective * (1 - momentum) > self.rate.high:
                 momentum = min(max(1 - self.rate.high / effective, self.momentum.low), self.momentum.high, 0.9)
         rate = min(max(effective * (1 - momentum), self.rate.low), self.rate.high)
-        return replace(setting, learning_rate=float(rate), momentum=float(momentum))
+        made: dict[str, Any] = {self.rate.name: float(rate), self._momentum: float(momentum)}
+        return replace(setting, **made)
 
     def words(self, setting: Setting) -> str:
-        return f"effective rate {self.of(setting):.3g}"
+        return f"effective {'outer ' if self.is_outer else ''}rate {self.of(setting):.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +149,34 @@ class WorkerHeat:
         return f"{len(setting.workers)} workers"
 
 
+def outer_heat(job: Job, *, prior: bool = True) -> RateHeat | None:
+    """The servers' rate for what local steps have changed; None where it is held."""
+    rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
+    if not isinstance(rate, Real):
+        return None
+    expected = Expected(_OUTER_MEDIAN if _in_rounds(job) else 1.0, _OUTER_DEVIATION) if prior else None
+    return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
+
+
+def _in_rounds(job: Job) -> bool:
+    """Whether all workers wait for each other to the end."""
+    return waits(job.start) and job.space.knob("policy") is None
+
+
 def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Heat | None:
     """The axis of this job; None where nothing that makes learning hotter is free. Without `prior` no heat is expected."""
     space = job.space
     rate, momentum = space.knob("learning_rate"), space.knob("momentum")
     if isinstance(rate, Real):
         share = rate_prior()
-        expected = Expected(share.median * rate.high, share.deviation) if prior else None
+        # A round of local steps is the mean of what all workers have changed: its best rate is between as high as that of
+        # one worker and so many times as high.
+        together = math.sqrt(len(job.start.workers)) if space.takes_local_steps and _in_rounds(job) else 1.0
+        expected = Expected(together * share.median * rate.high, share.deviation) if prior else None
         return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
+    outer = outer_heat(job, prior=prior)
+    if outer is not None:
+        return outer
     policy, staleness = space.knob("policy"), space.knob("staleness")
     names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
     bounds = [job.start.staleness]

@@ -56,6 +56,7 @@ class Gauge:
         self.target = target
         on_loss = target.metric == "loss"
         self.untrained, self.untrained_level = math.inf, math.inf  # loss and level of the untrained model
+        self.untrained_batches = math.inf  # mini-batches that have told that loss; infinite where it was validated
         # The same of the *blank* model, which knows nothing. Many an untrained network does worse, because it is sure of
         # wrong answers; what it gains by giving every class its frequency is not learning, and leads nowhere.
         self.blank, self.blank_level = math.inf, math.inf
@@ -63,13 +64,13 @@ class Gauge:
         self.hurt = 0.1 if on_loss else 0.3  # a rise above the best level so far that is no noise
         self.noise = 0.15 if on_loss else 0.4  # what cooling is expected to shed, until that was measured
 
-    def begin(self, loss: float, accuracy: float | None = None) -> None:
-        """Take in the loss of the untrained model, and its accuracy if that was measured.
+    def begin(self, loss: float, accuracy: float | None = None, batches: float = math.inf) -> None:
+        """Take in the loss of the untrained model, and its accuracy if that was measured, else of how many mini-batches.
 
         A model that gives the right class the probability p has a loss of about -log p, so the loss tells the accuracy, too.
         """
         if math.isfinite(loss):
-            self.untrained = max(loss, 1e-9)
+            self.untrained, self.untrained_batches = max(loss, 1e-9), batches
             self.untrained_level = self.level(loss, math.exp(-self.untrained) if accuracy is None else accuracy)
             self.blank, self.blank_level = self.untrained, self.untrained_level
             self.see(loss, math.nan if accuracy is None else accuracy)

@@ -57,16 +57,25 @@ class SystemModel:
         """Whether anything was measured."""
         return bool(self._seconds)
 
-    def learn(self, setting: Setting, window: Window, since_seconds: float = 0.0, until_seconds: float = math.inf) -> bool:
+    def learn(
+        self,
+        setting: Setting,
+        window: Window,
+        since_seconds: float = 0.0,
+        until_seconds: float = math.inf,
+        ignored: Sequence[int] = (),
+    ) -> bool:
         """Take in the measurements of a window that was trained under `setting`; whether there were any.
 
         What workers had begun before `since_seconds`, with their pulls, does not count: it may be of another size, or from
-        other servers. Nor does what was pushed after `until_seconds`, when a machine had been lost.
+        other servers. Nor does what was pushed after `until_seconds`, when a machine had been lost, nor the
+        pushes `ignored`, by their place in the window.
         """
         begun = (
             window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds - window.pushes.pull_seconds
         )
         counts = ~(begun < since_seconds) & ~(window.pushes.seconds > until_seconds)
+        counts[list(ignored)] = False
         pushes = Pushes._make(values[counts] for values in window.pushes)
         if not len(pushes.seconds):
             return False
@@ -74,7 +83,7 @@ class SystemModel:
             name = self._names[int(index)]
             seconds = float(np.mean(pushes.compute_seconds[pushes.worker == index]))
             if name in setting.workers and 0 < seconds < math.inf:  # a table of recorded runs may not tell
-                self._take(self._work(setting, name), seconds)
+                self._take(self._work(setting, name), seconds / setting.steps_of(name))
         if not self._seconds:
             return False
         self._fixed_samples = self._fitted_samples()
@@ -101,7 +110,7 @@ class SystemModel:
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""
-        samples = np.mean([self._work(setting, w).samples for w in setting.workers])
+        samples = np.mean([setting.steps_of(w) * self._work(setting, w).samples for w in setting.workers])
         return float(samples) / self.push_seconds(setting)
 
     # ---------------------------------------------------------------------------------------------------- compute seconds
@@ -180,7 +189,7 @@ class SystemModel:
     def _solve(self, setting: Setting) -> tuple[float, float, float]:
         """Seconds between two pushes of the job, of a pull, and of a push."""
         workers = len(setting.workers)
-        compute = [self._compute(self._work(setting, w)) for w in setting.workers]
+        compute = [setting.steps_of(w) * self._compute(self._work(setting, w)) for w in setting.workers]
         alone, server = self._demands(setting)
         factors = (self._pull_factor, self._push_factor)
         if waits(setting):

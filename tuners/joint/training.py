@@ -20,6 +20,7 @@ from tuners.actions import (
     Install,
     Job,
     Method,
+    Pushes,
     Reconfigure,
     Rejected,
     Run,
@@ -40,8 +41,8 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
-_HEAT = ("learning_rate", "momentum", *_RULE)
-_LEARNING = (*_HEAT, "batch_size")  # what takes effect without moving anything
+_HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
+_LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
@@ -68,6 +69,7 @@ class Glance(NamedTuple):
 
     level: float  # logarithm of their loss
     noise: float  # its standard error
+    doubt: float = 0.0  # its standard error together with that of the untrained model's loss
     validated: float = math.inf  # mean level of the job's own validations; infinite if there was none
     helps: bool = False  # whether the model has clearly learned something
 
@@ -96,6 +98,7 @@ class Training:
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
         self._placed_seconds = 0.0  # when the system was last changed
+        self._unfinished = set[str]()  # workers whose cycle had begun when the number of local steps was changed
         self._pushes = 0  # of the branch, since the job began
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
@@ -114,7 +117,7 @@ class Training:
         if math.isinf(self.gauge.untrained) and len(window.pushes.loss):
             # Not those of clock 0: where a machine is lost before the first push, all workers begin their second mini-batch.
             first = window.pushes.clock == window.pushes.clock.min()
-            self.gauge.begin(float(np.mean(window.pushes.loss[first])))
+            self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
             halves = np.array_split(window.pushes.loss, 2)
@@ -126,7 +129,7 @@ class Training:
         # What workers that have left had begun to send kept the links busy until it arrived.
         left = ~np.isin(window.pushes.worker, [at for at, n in enumerate(self.job.nodes) if n.name in self.setting.workers])
         self._placed_seconds = max([self._placed_seconds, *window.pushes.seconds[left].tolist()])
-        self.measured = self._system.learn(self.setting, window, self._placed_seconds, until)
+        self.measured = self._system.learn(self.setting, window, self._placed_seconds, until, self._finished(window.pushes))
         if window.setting is not None and changed:
             self._named, self.cluster_changed = window.setting, True
             self.setting = _under(self.setting, window.setting) if self._is_installed(self.setting) else window.setting
@@ -144,6 +147,14 @@ class Training:
         else:
             self.level = math.inf if self.diverged else math.nan
         return window
+
+    def _finished(self, pushes: Pushes) -> list[int]:
+        """The pushes of cycles that had begun when the number of local steps was changed: they have the number before."""
+        names = [n.name for n in self.job.nodes]
+        first = {names[int(worker)]: place for place, worker in reversed(list(enumerate(pushes.worker)))}
+        ended = self._unfinished & set(first)
+        self._unfinished -= ended
+        return [first[name] for name in ended]
 
     def _run(self, action: Run) -> Steps[Window]:
         """Carry out `action`, on a second attempt if need be; a branch that cannot train any more ends the job."""
@@ -182,11 +193,16 @@ class Training:
             levels = [self.gauge.level(e.loss, e.accuracy) for e in window.evaluations]
             validated = sum(levels) / len(levels) - self.gauge.untrained_level
         noise = float(np.std(losses)) / mean / math.sqrt(len(losses))
+        # A single mini-batch of a few samples may have a third of the others' loss: logarithms tell how far such lows reach.
+        single = float(np.std(np.log(np.maximum(window.pushes.loss, 1e-9))))
+        doubt = math.hypot(noise, single / math.sqrt(self.gauge.untrained_batches))
         level = math.log(mean / self.gauge.untrained)
-        return Glance(level, noise, validated, self.gauge.has_learned(level + 2 * noise, validated))
+        return Glance(level, noise, doubt, validated, self.gauge.has_learned(level + 2 * noise, validated))
 
     def _least_clocks(self) -> int:
-        return max(2 * len(self.setting.workers), 16, math.ceil(_LEAST_SAMPLES / self.setting.batch_size))
+        steps = self.setting.local_steps
+        fewest = max(16, _LEAST_SAMPLES / self.setting.batch_size)  # mini-batches
+        return max(2 * len(self.setting.workers), math.ceil(fewest / steps))
 
     def evaluate(self) -> Steps[None]:
         """Measure the level, if the job can be evaluated."""
@@ -243,6 +259,8 @@ class Training:
         if cost.done:
             if setting != self.placed(setting):
                 self._placed_seconds = self.seconds
+            if setting.local_steps != self.setting.local_steps:
+                self._unfinished = set(setting.workers)
             self.setting, self._named = setting, named
         else:  # a machine was lost meanwhile
             self.cluster_changed = True

@@ -48,7 +48,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, RateHeat, heat
+from tuners.joint.heat import Heat, PolicyHeat, RateHeat, heat, outer_heat
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.roles import RoleSearch
@@ -61,8 +61,10 @@ from tuners.settings import BOUNDED, Choice, Real
 __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
-_SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads")
+_SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
 _BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
+_STEPS_GAIN = 0.67  # H local steps make H^0.67 times the progress of a push
+_FIRST_STEPS = 8  # local steps of the first windows, at most
 _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
 _MOST_SPLITS = 400  # roles of machines that are compared
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
@@ -213,12 +215,22 @@ class JointCourse:
         if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(_highest(staleness)))
         yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        yield from self._begin_local_steps()
         if self.heat is not None:
             yield from self._begin_where_probable(self.heat)
         # The first mini-batches tell the loss of the untrained model, too, but with more noise.
         if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self._seconds_left():
             yield from self.training.evaluate()
             self.gauge.begin(self.training.loss, self.training.accuracy)
+
+    def _begin_local_steps(self) -> Steps[None]:
+        """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
+        setting, knob, outer = self.training.setting, self.job.space.knob("local_steps"), outer_heat(self.job)
+        if knob is not None:
+            setting = replace(setting, local_steps=int(knob.nearest(min(setting.local_steps, _FIRST_STEPS))), node_steps=())
+        if outer is not None and outer.expected is not None and self.parts.prior:
+            setting = outer.scaled(setting, outer.expected.median / outer.of(setting))
+        yield from self.training.change(setting, "few local steps until their time is known; the usual outer rate")
 
     def _begin_where_probable(self, heat: Heat) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
@@ -343,7 +355,8 @@ class JointCourse:
         setting = self.training.setting
         clocks = math.ceil((1.0 if waits(setting) else 1.5) * len(setting.workers))
         yield from self.training.run(clocks)
-        if self.system.knows and not self.training.measured:
+        # First cycles that began with another number of local steps do not count.
+        if not self.training.measured and (self.system.knows or setting.local_steps != self.job.start.local_steps):
             yield from self.training.run(clocks)
         self.training.usual_push_seconds = self.training.push_seconds
         if self.training.newest is not None:
@@ -409,7 +422,7 @@ class JointCourse:
         """Progress per second, up to a factor; for a job that counts, of what it counts."""
         if self.job.target.metric == "samples":
             return self.system.samples_per_second(setting)
-        gain = 1.0 if self.job.target.counts else float(setting.batch_size**_BATCH_GAIN)
+        gain = 1.0 if self.job.target.counts else float(setting.batch_size**_BATCH_GAIN * setting.local_steps**_STEPS_GAIN)
         if self.heat is None and not self.job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
@@ -451,8 +464,16 @@ class JointCourse:
         for roles in self._placements():
             for b in bits:
                 for size in sizes:
-                    for t in intra:
-                        yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t)
+                    for t, steps in product(intra, self._local_steps()):
+                        yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t, local_steps=steps)
+
+    def _local_steps(self) -> list[int]:
+        """Numbers of local steps, each about 1.4 times as many as the one before; the present one where none are free."""
+        knob = self.job.space.knob("local_steps")
+        if knob is None:
+            return [self.training.setting.local_steps]
+        most = int(math.log2(_highest(knob)) * 2)
+        return sorted({int(knob.nearest(2 ** (half / 2))) for half in range(most + 1)})
 
     def _placements(self) -> Iterator[Setting]:
         """The present setting with other roles, as far as these are free, on the machines that are there."""
@@ -522,9 +543,10 @@ class JointCourse:
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
-        thrown_off = self.training.highest_loss > _THROWN_OFF * self.gauge.untrained and not seen.helps
-        worse = seen.level > max(_HURT, 3 * seen.noise) and not seen.helps
-        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0)
+        doubt = 3 * seen.doubt  # the untrained loss may have been told by two mini-batches
+        thrown_off = math.log(self.training.highest_loss / self.gauge.untrained) > max(math.log(_THROWN_OFF), doubt)
+        worse = seen.level > max(_HURT, doubt)
+        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0 and not seen.helps)
 
     def _cooler(self, heat: Heat) -> Steps[Glance | None]:
         """Train a little at a tenth of the heat, from the untrained model if it was kept; None where it cannot be lower."""

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 from harness.live.coordinator.ledger.journal import Journal
 from harness.live.coordinator.ledger.ledger import Ledger
 
-__all__ = ["Kept", "StateRecord"]
+__all__ = ["Journaled", "StateRecord"]
 
 _RECORDS = 2000  # in the journal before it is replaced by one record, so that replaying it stays short
 
 
-class Kept(Protocol):
+class Journaled(Protocol):
     """An owner with state that a successor needs."""
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def journaled(self) -> tuple[str, ...]:
         """The names of the attributes that have it."""
         ...
 
@@ -26,13 +26,13 @@ class Kept(Protocol):
 class StateRecord:
     """Writes the state of all owners to the journal, and reads it back."""
 
-    def __init__(self, ledger: Ledger, owners: Mapping[str, Kept]) -> None:
+    def __init__(self, ledger: Ledger, owners: Mapping[str, Journaled]) -> None:
         """`owners`, by name; the ledger is one of them."""
         self._ledger, self._owners = ledger, owners
 
     def write(self) -> None:
         """Replace the journal by the present state."""
-        state = {name: {kept: getattr(owner, kept) for kept in owner.kept} for name, owner in self._owners.items()}
+        state = {name: {kept: getattr(owner, kept) for kept in owner.journaled} for name, owner in self._owners.items()}
         self._ledger.restart_journal(pickle.dumps(("state", state)))
 
     def write_if_long(self) -> None:

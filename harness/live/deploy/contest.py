@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.comparison.compare import compare
+from harness.comparison.compare import check_each_once, compare
 from harness.comparison.run_process import Done, Task, save
 from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
 from harness.live.deploy.job_folder import LOG
-from harness.live.driver.standstill import Limits
+from harness.live.driver.repairs.standstill import Limits
 from harness.live.processes import launch
 from harness.scenario import load, parse
 from harness.score import Score, Scored, score, unplayed
 from tuners import resolve
 from tuners.applicability import nothing_to_tune
 
-__all__ = ["LiveContest", "contest"]
+__all__ = ["LiveContest", "check_contest", "contest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,21 @@ class LiveContest:
     emulate: Emulated = ""
 
 
-def contest(wanted: LiveContest, console: Console) -> None:
-    """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
-    `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
+def check_contest(wanted: LiveContest) -> None:
+    """Raise ValueError where a tuner of the contest is unknown, is given twice, or cannot be played live."""
     scenario = load(wanted.scenario)
+    check_each_once("tuner", wanted.tuners)
     for name in wanted.tuners:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
         check(Deployment(scenario, entry, 0, wanted.out, wanted.address, emulate=wanted.emulate))
+
+
+def contest(wanted: LiveContest, console: Console) -> None:
+    """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
+    `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
+    check_contest(wanted)
 
     def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
         if not tasks:

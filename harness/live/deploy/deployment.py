@@ -26,11 +26,11 @@ from harness.live.deploy.beside_simulation import RunFigures, measured
 from harness.live.deploy.compiled_ahead import compiled_ahead
 from harness.live.deploy.history import History
 from harness.live.deploy.progress_view import watched
-from harness.live.driver import checkpoint_file
-from harness.live.driver.checkpoint_file import Checkpoint
-from harness.live.driver.standstill import Limits
-from harness.live.driver.status import setting_words
+from harness.live.driver.checkpoints import checkpoint_file
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
+from harness.live.driver.view.status import setting_words
 from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
 from harness.live.worker.spec import Spec

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from harness.live.driver.status import JobStatus, NodeStatus, setting_words
+from harness.live.driver.view.status import JobStatus, NodeStatus, setting_words
 
 __all__ = ["drawn", "line", "watched"]
 

@@ -14,13 +14,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.live.driver.branch_view import DriverBranch
-from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.control import Control
-from harness.live.driver.emulated_nodes import EmulatedNodes
 from harness.live.driver.reconfiguration import LiveReconfiguration
-from harness.live.driver.standstill import Limits
-from harness.live.driver.status import JobStatus, setting_words
+from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
+from harness.live.driver.repairs.standstill import Limits
+from harness.live.driver.view.branch_view import DriverBranch
+from harness.live.driver.view.status import JobStatus, setting_words
 from harness.live.processes.names import peers
 from harness.live.processes.runtime import Procedure, Processes
 from harness.live.worker.spec import Spec
@@ -97,16 +97,17 @@ class LiveSystem:
         except Rejected as error:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
         self._control = Control(spec, emulated or processes, policy, begun, keep, installed, limits, say, emulated)
+        self._view = self._control.view
 
     @property
     def now(self) -> float:
         """Seconds since the job began; constant once the job has ended."""
-        return self._control.now
+        return self._view.now
 
     @property
     def status(self) -> Status:
         """The target is reached once any branch has reached it; the job runs while any branch runs."""
-        return self._control.status
+        return self._view.status
 
     @property
     def control(self) -> Control:
@@ -115,7 +116,8 @@ class LiveSystem:
 
     def job_status(self) -> JobStatus:
         """The status of the job now, to be shown to a person."""
-        return self._control.job_status()
+        with self._control.news:
+            return self._view.job_status(self._control.losses.away)
 
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done; RuntimeError where the job is
@@ -132,13 +134,13 @@ class LiveSystem:
         with self._control.news:
             self._control.wait(lambda: True)
             if reason := getattr(action, "reason", ""):
-                self._control.log_event(f"tuner: {reason}")
+                self._view.log_event(f"tuner: {reason}")
             try:
                 answer = handler(action)
             except Rejected:
-                self._control.performed += 1
+                self._view.performed += 1
                 raise
-            self._control.performed += 1
+            self._view.performed += 1
             return answer
 
     def checkpoint(self) -> None:
@@ -159,7 +161,7 @@ class LiveSystem:
     # ----------------------------------------------------------------------------------------------------------------- run
 
     def _run(self, action: Run) -> Window:
-        branch = branch_of(self._control.branches, action.branch)
+        branch = branch_of(self._view.branches, action.branch)
         if not len(branch.unseen_rows):
             check_running(f"run branch {action.branch}", branch.status)
         reconfiguration = self._control.reconfiguration
@@ -196,11 +198,11 @@ class LiveSystem:
 
     def _switch_to(self, number: int) -> None:
         """Train that branch only, with the processes and the blocks of the model where its setting has them."""
-        control, branch = self._control, self._control.branches[number]
-        if number == control.running or branch.status != "running":
+        control, branch = self._control, self._view.branches[number]
+        if number == self._view.running or branch.status != "running":
             return
         control.runtime.coordinator.rest()
-        control.running = None
+        self._view.running = None
         prepared: Setting | None = None
         while prepared != branch.setting:  # a loss, or a node that returns, may change it meanwhile
             prepared = branch.setting
@@ -208,7 +210,7 @@ class LiveSystem:
             control.wait_until_idle()
         control.runtime.coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
         control.runtime.coordinator.run(number)
-        control.running, branch.since_seconds = number, self.now
+        self._view.running, branch.since_seconds = number, self.now
 
     def _prepare(self, setting: Setting) -> Procedure:
         runtime = self._control.runtime
@@ -222,7 +224,7 @@ class LiveSystem:
 
     def _reconfigure(self, action: Reconfigure) -> Cost:
         number, control = action.branch, self._control
-        branch = branch_of(control.branches, number)
+        branch = branch_of(self._view.branches, number)
         method = method_of(action, self.job)
         self._check_idle(branch, f"reconfigure branch {number}")
         setting = self._admitted(action.setting, branch)
@@ -239,7 +241,7 @@ class LiveSystem:
             setting,
             None if policy is branch.policy else policy,
             method,
-            kept={name for n, other in control.branches.items() if n != number for name in peers(other.setting)},
+            kept={name for n, other in self._view.branches.items() if n != number for name in peers(other.setting)},
             block_bytes=self._block_bytes(),
             blocks=self._spec.layout.count,
             blocks_in_flight=self._spec.scenario.costs.blocks_in_flight,
@@ -252,25 +254,25 @@ class LiveSystem:
         return begun.cost()
 
     def _install(self, action: Install) -> None:
-        branch = branch_of(self._control.branches, action.branch)
+        branch = branch_of(self._view.branches, action.branch)
         check_installs(action.policy, self.job)
         self._check_idle(branch, f"install a policy in branch {action.branch}")
-        self._put(action.branch, branch.setting, action.policy, installed=self._control.performed)
+        self._put(action.branch, branch.setting, action.policy, installed=self._view.performed)
 
     def _put(self, number: int, setting: Setting, policy: SyncPolicy, *, installed: int | None = None) -> None:
         """`installed`: the number of the exchange that installs the policy; None if the setting names it, or it stays."""
-        branch = self._control.branches[number]
+        branch = self._view.branches[number]
         self._control.runtime.coordinator.put(number, setting, None if policy is branch.policy else policy)
         if setting != branch.setting:
-            self._control.log_event(f"set: {setting_words(setting)}")
+            self._view.log_event(f"set: {setting_words(setting)}")
         elif policy is not branch.policy:
-            self._control.log_event(f"policy {policy.name} is installed")
+            self._view.log_event(f"policy {policy.name} is installed")
         if policy is not branch.policy:
             branch.policy, branch.installed = policy, installed
         branch.setting = setting
 
     def _block_bytes(self) -> float:
-        layout, count = self._spec.layout, len(self._control.branches)
+        layout, count = self._spec.layout, len(self._view.branches)
         return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * count
 
     def _admitted(self, setting: Setting, branch: DriverBranch) -> Setting:
@@ -288,7 +290,7 @@ class LiveSystem:
     # ------------------------------------------------------------------------------------------------------------ branches
 
     def _fork(self, action: Fork) -> int:
-        branches = self._control.branches
+        branches = self._view.branches
         parent = branch_of(branches, action.branch)
         self._check_idle(parent, f"fork branch {action.branch}")
         setting = self._admitted(action.setting or parent.setting, parent)
@@ -301,26 +303,26 @@ class LiveSystem:
 
     def _free(self, action: Free) -> None:
         control = self._control
-        branch = branch_of(control.branches, action.branch)
-        check_not_last(control.branches, action.branch)
+        branch = branch_of(self._view.branches, action.branch)
+        check_not_last(self._view.branches, action.branch)
         if control.reconfiguration is not None and control.reconfiguration.branch == action.branch:
             self._check_idle(branch, f"free branch {action.branch}")
         control.wait_until_idle()  # a procedure may use this branch
-        if control.running == action.branch:
+        if self._view.running == action.branch:
             control.runtime.coordinator.rest()
-            control.running = None
+            self._view.running = None
         control.runtime.coordinator.free(action.branch)
-        del control.branches[action.branch]
+        del self._view.branches[action.branch]
 
     def _evaluate(self, action: Evaluate) -> Evaluation:
-        branch_of(self._control.branches, action.branch)
+        branch_of(self._view.branches, action.branch)
         control, request = self._control, 0
 
         def over() -> bool:
-            return request in control.measured or request <= control.runtime.latest.cancelled_requests
+            return request in self._view.measured or request <= control.runtime.latest.cancelled_requests
 
         # A coordinator that died, or was rolled back, has forgotten the request: ask again.
-        while request not in control.measured:
+        while request not in self._view.measured:
             request = control.runtime.coordinator.evaluate(action.branch)
             control.wait(over)
-        return control.measured.pop(request)
+        return self._view.measured.pop(request)

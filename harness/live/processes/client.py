@@ -1,6 +1,6 @@
 """What a driver may ask the coordinator, with types, and how a question reaches it in another thread or process.
 
-`TrainingControl` is what `harness.live.coordinator.coordinator.Coordinator` answers itself; its docstrings are there.
+Each of the four `...Questions` about a job is answered by one owner in `harness.live.coordinator`, where the docstrings are.
 `CoordinatorClient` adds what the coordinator's process knows. `RemoteCoordinator` is the only place that turns a method into
 a name: `harness.live.processes.coordinator_process` looks the name up on the other side.
 """
@@ -15,16 +15,22 @@ from harness.live.protocol.driver_reports import Poll
 from harness.live.protocol.messages import Array
 from tuners.actions import Setting, SyncPolicy
 
-__all__ = ["CoordinatorClient", "RemoteCoordinator", "TrainingControl"]
+__all__ = [
+    "CoordinatorClient",
+    "ProcessQuestions",
+    "RemoteCoordinator",
+    "ReportQuestions",
+    "StateQuestions",
+    "TrainingQuestions",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class TrainingControl(Protocol):
-    """Questions and commands about training. All return at once; `poll` tells what has become of a command."""
+class StateQuestions(Protocol):
+    """What the job begins with, and what a checkpoint saves: `StateRequests`."""
 
-    # Beginning and restoring.
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None: ...
 
     def begin_from(
@@ -37,12 +43,21 @@ class TrainingControl(Protocol):
 
     def saved(self, index: int) -> dict[int, dict[str, Array]]: ...
 
-    # Branches.
+
+class TrainingQuestions(Protocol):
+    """Which branch trains, with which setting and policy: `TrainingRequests`."""
+
     def run(self, branch: int) -> None: ...
 
     def finish(self) -> bool: ...
 
     def rest(self) -> None: ...
+
+    def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None: ...
+
+    def halt(self, branch: int) -> None: ...
+
+    def launch(self, branch: int) -> None: ...
 
     def fork(
         self, parent: int, setting: Setting, policy: SyncPolicy | None = None, *, testing: bool = False, number: int = 0
@@ -52,24 +67,12 @@ class TrainingControl(Protocol):
 
     def evaluate(self, branch: int) -> int: ...
 
-    # Settings and the blocks of the model.
-    def put(self, branch: int, setting: Setting, policy: SyncPolicy | None = None) -> None: ...
+    def slow(self, factors: Mapping[str, float]) -> None: ...
 
-    def halt(self, branch: int) -> None: ...
 
-    def launch(self, branch: int) -> None: ...
+class ProcessQuestions(Protocol):
+    """Processes that join, leave and die, and where blocks are: `ProcessRequests`."""
 
-    def place(
-        self,
-        servers: tuple[str, ...],
-        shares: tuple[float, ...],
-        *,
-        owners: tuple[str, ...] = (),
-        on_demand: bool = False,
-        at_once: int = 4,
-    ) -> None: ...
-
-    # Processes that join, leave and die.
     def expect(self, name: str, generation: int) -> None: ...
 
     def lose(self, names: Iterable[str]) -> None: ...
@@ -82,9 +85,20 @@ class TrainingControl(Protocol):
 
     def needed(self, name: str) -> bool: ...
 
-    def slow(self, factors: Mapping[str, float]) -> None: ...
+    def place(
+        self,
+        servers: tuple[str, ...],
+        shares: tuple[float, ...],
+        *,
+        owners: tuple[str, ...] = (),
+        on_demand: bool = False,
+        at_once: int = 4,
+    ) -> None: ...
 
-    # What has happened.
+
+class ReportQuestions(Protocol):
+    """What has happened: `JobReports`."""
+
     def poll(self, taken: Mapping[int, int] | None = None) -> Poll: ...
 
     def held_up_by(self) -> dict[str, str]: ...
@@ -96,8 +110,8 @@ class TrainingControl(Protocol):
     def durable(self) -> int: ...
 
 
-class CoordinatorClient(TrainingControl, Protocol):
-    """All that can be asked of the coordinator's process."""
+class CoordinatorClient(StateQuestions, TrainingQuestions, ProcessQuestions, ReportQuestions, Protocol):
+    """All that can be asked of the coordinator's process. Commands return at once; `poll` tells what has become of one."""
 
     @property
     def address(self) -> str:
@@ -141,29 +155,29 @@ class RemoteCoordinator:
     def __init__(self, ask: Callable[..., Any]) -> None:
         self.ask = ask
 
-    begin = _forwarded(TrainingControl.begin)
-    begin_from = _forwarded(TrainingControl.begin_from)
-    snapshot = _forwarded(TrainingControl.snapshot)
-    checkpoint = _forwarded(TrainingControl.checkpoint)
-    saved = _forwarded(TrainingControl.saved)
-    run = _forwarded(TrainingControl.run)
-    finish = _forwarded(TrainingControl.finish)
-    rest = _forwarded(TrainingControl.rest)
-    fork = _forwarded(TrainingControl.fork)
-    free = _forwarded(TrainingControl.free)
-    evaluate = _forwarded(TrainingControl.evaluate)
-    put = _forwarded(TrainingControl.put)
-    halt = _forwarded(TrainingControl.halt)
-    launch = _forwarded(TrainingControl.launch)
-    place = _forwarded(TrainingControl.place)
-    expect = _forwarded(TrainingControl.expect)
-    lose = _forwarded(TrainingControl.lose)
-    recover = _forwarded(TrainingControl.recover)
-    retire = _forwarded(TrainingControl.retire)
-    needed = _forwarded(TrainingControl.needed)
-    slow = _forwarded(TrainingControl.slow)
-    poll = _forwarded(TrainingControl.poll)
-    held_up_by = _forwarded(TrainingControl.held_up_by)
+    begin = _forwarded(StateQuestions.begin)
+    begin_from = _forwarded(StateQuestions.begin_from)
+    snapshot = _forwarded(StateQuestions.snapshot)
+    checkpoint = _forwarded(StateQuestions.checkpoint)
+    saved = _forwarded(StateQuestions.saved)
+    run = _forwarded(TrainingQuestions.run)
+    finish = _forwarded(TrainingQuestions.finish)
+    rest = _forwarded(TrainingQuestions.rest)
+    fork = _forwarded(TrainingQuestions.fork)
+    free = _forwarded(TrainingQuestions.free)
+    evaluate = _forwarded(TrainingQuestions.evaluate)
+    put = _forwarded(TrainingQuestions.put)
+    halt = _forwarded(TrainingQuestions.halt)
+    launch = _forwarded(TrainingQuestions.launch)
+    place = _forwarded(ProcessQuestions.place)
+    expect = _forwarded(ProcessQuestions.expect)
+    lose = _forwarded(ProcessQuestions.lose)
+    recover = _forwarded(ProcessQuestions.recover)
+    retire = _forwarded(ProcessQuestions.retire)
+    needed = _forwarded(ProcessQuestions.needed)
+    slow = _forwarded(TrainingQuestions.slow)
+    poll = _forwarded(ReportQuestions.poll)
+    held_up_by = _forwarded(ReportQuestions.held_up_by)
     starting = _forwarded(CoordinatorClient.starting)
     silent = _forwarded(CoordinatorClient.silent)
     transfers = _forwarded(CoordinatorClient.transfers)

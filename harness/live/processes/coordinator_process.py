@@ -23,14 +23,21 @@ import msgspec
 from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.coordinator.coordinator import Coordinator
 from harness.live.coordinator.ledger.journal import FileJournal
-from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
+from harness.live.processes.client import (
+    CoordinatorClient,
+    ProcessQuestions,
+    RemoteCoordinator,
+    ReportQuestions,
+    StateQuestions,
+    TrainingQuestions,
+)
 from harness.live.processes.loops import TICK_SECONDS, Mailbox
 from harness.live.processes.transfers import NodePair, Transfer, TransferMeter
 from harness.live.protocol.messages import COORDINATOR, Message
 from harness.live.protocol.wire import Beat, Peers, signal
 from harness.live.transport.transport import Transport
 
-__all__ = ["SILENT_SECONDS", "STARTING_SECONDS", "CoordinatorProcess", "last_port"]
+__all__ = ["SILENT_SECONDS", "STARTING_SECONDS", "CoordinatorProcess", "answers_of", "last_port"]
 
 SILENT_SECONDS = 3.0
 """A process that was not heard for so long, ten heartbeats, hangs, or is cut off; unless the user says otherwise."""
@@ -75,7 +82,7 @@ class CoordinatorProcess:
         make: Callable[..., Coordinator] = Coordinator.restored if begun else Coordinator
         self._meter = TransferMeter()
         self._core = make(job, self._send, time.monotonic, self._journal)
-        self._training: TrainingControl = self._core
+        self._answers = answers_of(self._core)
         self._thread = threading.Thread(target=self._run, name=COORDINATOR, daemon=True)
 
     def start(self) -> None:
@@ -118,7 +125,7 @@ class CoordinatorProcess:
         """Processes that were not heard for too long, with their generations, until they are forgotten."""
         now = time.monotonic()
         peers = self._mailbox.peers
-        members = self._core.members
+        members = self._core.ledger.members
         # One that has not joined yet imports and compiles, and may hold up its own heartbeats.
         joined, starting = self._silent_seconds, max(STARTING_SECONDS, self._silent_seconds)
         late = (n for n, at in self._heard.items() if now - at > (joined if n in members else starting))
@@ -126,7 +133,7 @@ class CoordinatorProcess:
 
     def starting(self) -> dict[str, float]:
         """Processes that have started and not joined yet, and for how many seconds: they import, load and compile."""
-        now, members, peers = time.monotonic(), self._core.members, self._mailbox.peers
+        now, members, peers = time.monotonic(), self._core.ledger.members, self._mailbox.peers
         return {n: now - at for n, at in self._registered.items() if n in peers and n not in members}
 
     def transfers(self) -> dict[NodePair, Transfer]:
@@ -141,7 +148,7 @@ class CoordinatorProcess:
         expected, and for a second one of the same name and generation.
         """
         known = self._mailbox.peers.get(name)
-        if self._core.expected.get(name) != generation or (known is not None and known[1] == generation):
+        if self._core.ledger.expected.get(name) != generation or (known is not None and known[1] == generation):
             if known == (address, generation):  # it asks again, because the answer was lost
                 return self.address
             raise ValueError(f"Cannot register {name}, generation {generation}: it is not expected, or is here already.")
@@ -216,16 +223,43 @@ class CoordinatorProcess:
         if self._to_recover and not self._unheard - self.silent().keys():
             self._to_recover = False
             if dead := self.silent():
-                self._core.lose(dead)
+                self._core.processes.lose(dead)
             with suppress(RuntimeError):  # blocks are lost: the driver starts servers, and has checkpoints
-                self._core.recover()
+                self._core.processes.recover()
 
     def _answer(self, name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Future[Any]) -> None:
         try:
-            found = getattr(self if name in _OF_PROCESS else self._training, name)
-            answer.set_result(found(*given, **named) if callable(found) else found)
+            if name in _OF_PROCESS:
+                found = getattr(self, name)
+                answer.set_result(found(*given, **named) if callable(found) else found)
+            else:
+                answer.set_result(self._answers(name, *given, **named))
         except Exception as error:
             answer.set_exception(error)
+
+
+def answers_of(core: Coordinator) -> Callable[..., Any]:
+    """Answers (name, *arguments, **keyword_arguments) about a job: the value of the member of that name; methods are called
+    with the arguments. Raises AttributeError for what nobody may ask."""
+    states: StateQuestions = core.states
+    training: TrainingQuestions = core.training
+    processes: ProcessQuestions = core.processes
+    reports: ReportQuestions = core.reports
+    answering: tuple[tuple[type, object], ...] = (
+        (StateQuestions, states),
+        (TrainingQuestions, training),
+        (ProcessQuestions, processes),
+        (ReportQuestions, reports),
+    )
+    owners = {name: owner for kind, owner in answering for name in vars(kind) if not name.startswith("_")}
+
+    def answer(name: str, *given: Any, **named: Any) -> Any:
+        if name not in owners:
+            raise AttributeError(f"Cannot ask the coordinator for {name!r}: a driver may ask {', '.join(sorted(owners))}.")
+        found = getattr(owners[name], name)
+        return found(*given, **named) if callable(found) else found
+
+    return answer
 
 
 def last_port(folder: Path) -> int:

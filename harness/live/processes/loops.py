@@ -24,7 +24,8 @@ from harness.live.protocol.wire import Beat, Buffer, Peers, Unreadable, decode, 
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.transport.transport import Transport
-from harness.live.worker.worker import Computed, RowsOf, Worker, WorkerTask
+from harness.live.worker.tasks import Computed, RowsOf, WorkerTask
+from harness.live.worker.worker import Worker
 
 __all__ = ["BEAT_SECONDS", "TICK_SECONDS", "Compute", "Heartbeat", "Mailbox", "Member", "run_server", "run_worker"]
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.tasks import Computed, WorkerTask
 from simulators.cluster import trace_driven
 from simulators.cluster.profiles import node_seconds
 from simulators.engine import inputs

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
-from harness.live.worker.worker import Computed, TaskKind, WorkerTask
+from harness.live.worker.tasks import Computed, TaskKind, WorkerTask
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning

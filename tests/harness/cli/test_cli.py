@@ -224,7 +224,7 @@ def test_an_interruption_says_how_to_continue(here: Path) -> None:
     with subprocess.Popen(  # noqa: S603 (our own command)
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not list(here.glob("results/tiny/runs/tiny/fixed/0")) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.2)

@@ -18,6 +18,12 @@ FILES = {
     "needy.py": "def needy(job, gain):\n    yield\n",
     "broken.py": "import nowhere_at_all\n",
     "wrong.py": "def f(:\n",
+    "program.py": "import sys\n\nsys.exit(3)\n",
+    "twice.toml": arena.TIMING.replace("[target]", "[target]\nvalue = 3"),
+    "huge.toml": arena.TIMING.replace("value = 60", "value = 1e40"),
+    "wide.toml": arena.TIMING.replace("[2, 4]", "[2, 4.5]"),
+    "roles.toml": arena.TIMING.replace("[target]", '"role/n0" = { choice = ["worker", "boss"] }\n[target]'),
+    "tables.toml": arena.TIMING.replace("[target]", "replicas = { integer = [1, 3] }\n[target]"),
 }
 
 MISTAKES = [
@@ -240,6 +246,26 @@ MISTAKES = [
         "compare tiny.toml --out tiny.toml/out",
         "harness: Cannot write results to tiny.toml/out: Not a directory. Name another folder with --out.",
     ),
+    ("compare tiny.toml --out ''", "harness compare: error: cannot use --out '': give the name of a file or folder"),
+    ("compare tiny.toml --seeds 10000000000", "harness: Cannot compare on 10000000000 seeds: give at most 100000."),
+    (
+        "compare tiny.toml --tuners program:tuner",
+        "harness: Cannot import tuner 'program:tuner' (SystemExit: 3): is its module free of errors, and installed or ...",
+    ),
+    (
+        "compare twice.toml",
+        "harness: twice.toml: it is no TOML: a key is there twice (at line 18, column 11). The line is: value = 60",
+    ),
+    ("compare huge.toml", "harness: huge.toml: [target] value: 1e+40 is too large; give at most 1e+30."),
+    ("compare wide.toml", "harness: wide.toml: [free] batch_size: cannot be 4.5; give a whole number."),
+    (
+        "compare roles.toml",
+        "harness: roles.toml: [free] role/n0: cannot be 'boss'; choose among worker, server, both, idle.",
+    ),
+    (
+        "play tables.toml fixed",
+        "harness: tables.toml: [free] Knob 'replicas' sets nothing: this job has no blocks of embedding tables.",
+    ),
     ("list tunes", "harness list: error: there is no 'tunes': did you mean tuners?"),
     (
         "show drawn:mixed[4:7]",
@@ -284,7 +310,8 @@ MISTAKES = [
         "harness: No scenario 'digitz': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
     ),
     ("play tiny.toml fixt", "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all."),
-    ("play tiny.toml fixed --seed one", "harness play: error: cannot use --seed 'one': give a whole number"),
+    ("play tiny.toml fixed --seed one", "harness play: error: cannot use --seed 'one': give a whole number, 0 or more"),
+    ("play tiny.toml fixed --seed -1", "harness play: error: cannot use --seed '-1': give a whole number, 0 or more"),
     ("play tiny.toml fixed --sede 1", "harness play: error: there is no --sede: did you mean --seed?"),
     ("new tuner", "harness new: error: missing: NAME (of the tuner: a word in small letters, as in my_tuner)"),
     ("new scenario mine", "harness new: error: there is no 'scenario': choose one of tuner."),
@@ -303,6 +330,14 @@ MISTAKES = [
     ("new tuner random", "harness: Cannot name a tuner 'random': Python has a module of that name. Choose another name."),
     ("new tuner mine --out folder", "harness: Cannot write folder: it exists already. Name another folder with --out."),
     ("train cruise --out x.npz", "harness: Cannot train 'cruise': rlp is the only tuner that is trained."),
+    (
+        "train rlp --out x.npz --accuracy 0",
+        "harness train: error: cannot use --accuracy '0': give a finite number, above 0, at most 1",
+    ),
+    (
+        "train rlp --out notes.txt/x.npz",
+        "harness train: error: cannot use --out 'notes.txt/x.npz': give another name; nothing can be written there ...",
+    ),
     ("train rlp", "harness train: error: missing: --out (npz file to write the policy to)"),
     ("train rlp[gama=1] --out x.npz", "harness: Training RLP has no option 'gama': did you mean gamma?"),
     ("train rlp --out x.npz --rates a,b", "harness: Cannot read --rates 'a,b': write numbers with commas between them."),
@@ -332,6 +367,22 @@ MISTAKES = [
         "deploy --live live-digits --tuners fixed,asp --seed 3",
         "harness: Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.",
     ),
+    (
+        "deploy live-digits --tuners fixed --seeds 0",
+        "harness deploy: error: cannot use --seeds '0': give a whole number, 1 or more",
+    ),
+    (
+        "deploy live-digits --tuners fixed,fixed",
+        "harness: Cannot compare tuner 'fixed' with itself: name each once, and files by different names.",
+    ),
+    (
+        "reproduce cruise --out notes.txt",
+        "harness reproduce: error: cannot use --out 'notes.txt': give the name of a folder; this is a file",
+    ),
+    (
+        "new tuner mine --out notes.txt/x",
+        "harness new: error: cannot use --out 'notes.txt/x': give another name; ...",
+    ),
     ("draw learnin --out x", "harness: No family 'learnin': did you mean learning?"),
     ("trace", "harness trace: error: missing: COMMAND"),
     ("trace shwo folder", "harness trace: error: there is no 'shwo': did you mean show?"),
@@ -350,6 +401,28 @@ MISTAKES = [
     (
         "trace import nothing x --out y",
         "harness: No importer is called 'nothing': there are alibaba-pai-minibatch, azure-vm-noise, bamboo-spot, ...",
+    ),
+    ("trace convert notes.txt --out x", "harness: Cannot read notes.txt: it is no exchange log of this version of the ..."),
+    (
+        "trace record tiny.toml --out notes.txt/x",
+        "harness trace record: error: cannot use --out 'notes.txt/x': give another name; nothing can be written there ...",
+    ),
+    ("calibrate nowhere --out folder", "harness calibrate: error: cannot use --out 'folder': give the name of a file; ..."),
+    (
+        "calibrate nowhere --out x.toml --nic nan",
+        "harness calibrate: error: cannot use --nic 'nan': give a finite number, above 0",
+    ),
+    (
+        "calibrate nowhere --out x.toml --cores 0",
+        "harness calibrate: error: cannot use --cores '0': give a whole number, 1 or more",
+    ),
+    (
+        "calibrate nowhere --out x.toml --jitter -1",
+        "harness calibrate: error: cannot use --jitter '-1': give a finite number, 0 or more",
+    ),
+    (
+        "fidelity shipped:six-equal --out x --findings nowhere.txt",
+        "harness: Cannot read --findings nowhere.txt: No such file or directory.",
     ),
     ("calibrate --out x.toml", "harness: Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH."),
     (

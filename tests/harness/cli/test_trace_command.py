@@ -58,7 +58,7 @@ def test_a_recording_is_imported(here, capsys):
         (["convert", "nowhere", "--out", "t"], "Cannot convert nowhere: there is no such file"),
         (["convert", "bad-trace.csv", "--csv", "--out", "t"], "convert it to a trace first"),
         (["convert", "bad-trace.csv", "--out", "t"], "no table of a trace is called 'bad-trace'"),
-        (["convert", "tiny.toml", "--out", "t"], "Cannot read tiny.toml: it is damaged"),
+        (["convert", "tiny.toml", "--out", "t"], "Cannot read tiny.toml: it is no exchange log"),
         (["record", "nowhere", "--out", "t"], "nowhere"),
         (["record", "tiny.toml", "--tuner", "nobody", "--out", "t"], "nobody"),
     ],

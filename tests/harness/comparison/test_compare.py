@@ -20,6 +20,7 @@ from harness.comparison.merge import merge
 from harness.drive import replay
 from harness.scenario import load, parse
 from reports import tables
+from reports.calibration_ranks import ranks, sentences
 from reports.site import publish
 from tests.support import arena
 from tests.support.made_up import calibrated_toml
@@ -134,6 +135,43 @@ def test_a_scenario_that_names_a_draw_itself_is_compared_with_its_oracle(calibra
     found = run(calibrated, tmp_path / "out", "fixed", "best_fixed")
     assert set(found.scores["tuner"]) == {"fixed", "best_fixed"}
     assert found.draws.height == 0
+
+
+SHORT_JOB = (
+    arena.TIMING.replace(
+        'nodes = [{ type = "edge-4core", count = 5 }]', 'nodes = [{ type = "toy", count = 5 }]\nprofiles = "made.toml"'
+    )
+    .replace('name = "cruise-nmf"\noverrides = { demand = { model_bytes = 2e4 } }', 'name = "toy"\nfile = "made.toml"')
+    .replace("batch_size = 4\n", 'batch_size = 4\npolicy = "bsp"\n')
+    .replace("[free]\n", '[free]\npolicy = { choice = ["bsp", "asp"] }\n')
+) + "[costs]\npolicy_restart_seconds = 8.0\n"
+"""60 pushes of a calibrated job that starts with barriers, where a change of the policy takes eight seconds."""
+
+
+def test_a_rank_that_the_draws_of_a_calibration_turn_over_is_not_decided(tmp_path: Path) -> None:
+    """In the simulator. `asp` saves what barriers cost, which pays for a change only where these are slow.
+
+    In the first draw a barrier costs nothing, as in the fitted constants; in the second, two seconds for each of twenty
+    steps. Then the file is written again, with barriers that cost nothing in both.
+    """
+    path, out = tmp_path / "short.toml", tmp_path / "turned"
+    path.write_text(SHORT_JOB)
+    (tmp_path / "made.toml").write_text(calibrated_toml(master_seconds=(1e-6, 2.0)))
+    options: dict[str, Any] = {"seeds": 3, "jobs": 1, "calibration_draws": 2}
+
+    def said(folder: Path) -> list[str]:
+        compare([path], ["fixed", "asp"], out=folder, **options)
+        found = store.load_results(folder)
+        told = ranks(found, tables.summary(found))
+        assert told is not None
+        return sentences(told)
+
+    turned = said(out)
+    assert "Not decided by this calibration: fixed and asp (1 of 2 draws)." in turned
+    (tmp_path / "made.toml").write_text(calibrated_toml(master_seconds=(1e-6, 2e-6)))
+    decided = said(tmp_path / "decided")
+    assert "Behind it in at least 95% of the draws: asp." in decided
+    assert "The calibration decides every rank that the seeds show." in decided
 
 
 def test_what_is_not_calibrated_cannot_be_drawn(tiny: Path, calibrated: Path, tmp_path: Path) -> None:

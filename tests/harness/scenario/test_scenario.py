@@ -73,6 +73,35 @@ def test_groups_of_one_prefix_are_counted_on_and_nodes_can_be_named() -> None:
     assert (start.workers, start.servers, start.options) == (("n0", "m0"), ("n2",), (("xla", True),))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = changed("[cluster]\n", '[cluster]\nprofiles = "mine.toml"\n')
+    (tmp_path / "my.toml").write_text(text, "utf-8-sig")
+    (tmp_path / "mine.toml").write_text(
+        "[pi]\ncores = 4\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e7\n"
+        'devices = [{ kind = "cpu", speed = 0.2 }]\nsource = "my desk"\n',
+        "utf-8-sig",
+    )
+    assert scenario.load(tmp_path / "my.toml").text == text
+
+
+@pytest.mark.parametrize(
+    ("knob", "message"),
+    [
+        ("batch_size = { real = [2, 4] }", "batch_size: cannot be 2.0; give a whole number."),
+        ('learning_rate = { choice = ["low"] }', "learning_rate: cannot be 'low'; give a number."),
+        ("learning_rate = { real = [0, inf] }", "learning_rate: cannot be inf; give finite numbers."),
+        ("policy = { choice = [1] }", 'policy: cannot be 1; give a name, as in policy="asp".'),
+        ('"load/n0/0" = { integer = [-1, 3] }', "load/n0/0: cannot be -1; give numbers, 0 or more."),
+        ('"data_share/*" = { choice = ["much"] }', "data_share/n0: cannot be 'much'; give numbers, 0 or more."),
+        ("batch_size = { integer = [1, 99999999999] }", "batch_size: integer: expected `int` <= 2147483647"),
+    ],
+)
+def test_a_knob_has_values_that_its_field_can_have(knob: str, message: str) -> None:
+    both = "learning_rate = { real = [0.01, 1.0], log = true }\nbatch_size = { choice = [2, 4] }\n"
+    with pytest.raises(ValueError, match=re.escape(f"my.toml: [free] {message}")):
+        parsed(changed(both, f"{knob}\n"))
+
+
 def test_knobs_are_of_three_kinds() -> None:
     text = changed(
         "batch_size = { choice = [2, 4] }", 'batch_size = { integer = [2, 8] }\npolicy = { choice = ["asp", "bsp"] }'

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from harness.live.protocol import messages
 from harness.live.server.optimizer import Rates, slots, step
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed
+from harness.live.worker.tasks import Computed
 from harness.scenario import load, parse, system
 from simulators.engine.optimizers import OPTIMIZERS, REVISING, optimizer
 from tests.live.support.memory import NODES, Memory, start
@@ -37,11 +37,11 @@ def test_the_coordinator_says_how_long_the_policy_holds_back_who_waits():
 
     memory = start(policy=SyncPolicy("parked", lambda active: jnp.zeros(()), all_but_the_first))
     memory.steps(400)
-    earlier, later = (memory.coordinator.poll().held_seconds for _ in range(2))
+    earlier, later = (memory.coordinator.reports.poll().held_seconds for _ in range(2))
     assert earlier.keys() == later.keys() == {NODES[0]}
     assert 0 < earlier[NODES[0]] < later[NODES[0]] < memory.seconds
-    memory.coordinator.rest()
-    assert memory.coordinator.poll().held_seconds == {}
+    memory.coordinator.training.rest()
+    assert memory.coordinator.reports.poll().held_seconds == {}
 
 
 # ---------------------------------------------------------------------------------------------------------- arithmetic
@@ -80,14 +80,14 @@ def scripted(task):
 @pytest.mark.parametrize("bits", [16, 32])
 def test_asynchronous_pushes_in_a_given_order_follow_the_formula(bits):
     memory = start(workers=2, compute=scripted, learning_rate=0.1, transfer_bits=bits)
-    memory.coordinator.poll()
+    memory.coordinator.reports.poll()
     pulled = {w: np.zeros(12, np.float32) for w in (0, 1)}
     model, clocks = np.zeros(12, np.float32), [0, 0]
     for worker in (0, 1, 1, 0, 1, 1, 1, 0, 0):
         memory.push(messages.worker(NODES[worker]))
         model = model - np.float32(0.1) * (0.5 * pulled[worker] + np.float32(1 + clocks[worker]))
         pulled[worker], clocks[worker] = model, clocks[worker] + 1
-    report = memory.coordinator.poll().reports[0]
+    report = memory.coordinator.reports.poll().reports[0]
     memory.settle()
     np.testing.assert_allclose(memory.model(), model, rtol=1e-6 if bits == 32 else 2e-3)
     assert bits == 32 or not np.allclose(memory.model(), model, rtol=1e-6)
@@ -116,7 +116,7 @@ def test_live_training_equals_simulated_training(policy, optimizer, aggregation)
     )
     for worker in seen.pushes.worker:
         live.push(messages.worker(spec.live_job.nodes[worker]))
-    rows = live.coordinator.poll().reports[0].rows
+    rows = live.coordinator.reports.poll().reports[0].rows
     live.settle()
     np.testing.assert_allclose(live.model(), expected, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(rows[:, 2], seen.pushes.clock)
@@ -137,7 +137,7 @@ def never(name, release=lambda push: push.waiting & False, **kind):
 def test_a_policy_that_releases_nobody_is_detected():
     memory = start(policy=never("never"))
     memory.drain()
-    assert memory.coordinator.poll().statuses[0] == "deadlock"
+    assert memory.coordinator.reports.poll().statuses[0] == "deadlock"
     assert memory.pushes[0] == 3
 
 
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_ends_the_branch():
 
     memory = start(compute=broken)
     memory.drain()
-    assert memory.coordinator.poll().statuses[0] == "diverged"
+    assert memory.coordinator.reports.poll().statuses[0] == "diverged"
     assert memory.pushes[0] == 1
 
 
@@ -155,7 +155,7 @@ def test_a_loss_that_is_not_finite_ends_the_branch():
 def test_a_target_that_counts_ends_the_branch(metric, value, pushes):
     memory = start(target=Target(metric, value))
     memory.drain()
-    assert memory.coordinator.poll().statuses[0] == "target"
+    assert memory.coordinator.reports.poll().statuses[0] == "target"
     assert memory.pushes[0] == pushes
 
 
@@ -167,7 +167,7 @@ def test_fast_workers_stop_at_the_bound_of_ssp():
         if not others:
             break
         memory.deliver(memory.rng.choice(others))
-    assert memory.coordinator.branches[0].clocks[:3].tolist() == [0, 3, 3]
+    assert memory.coordinator.branches.by_number[0].clocks[:3].tolist() == [0, 3, 3]
 
 
 def test_probes_measure_the_loss_before_and_after_every_push():
@@ -182,7 +182,7 @@ def test_probes_measure_the_loss_before_and_after_every_push():
         pushes = memory.pushes[0]
         memory.step()
         if memory.pushes[0] > pushes:
-            seen.append([float(x) for x in memory.coordinator.branches[0].state])
+            seen.append([float(x) for x in memory.coordinator.branches.by_number[0].state])
     memory.settle()
     assert len(seen) > 30
     assert all(before < after for before, after in seen)  # the loss of `ones` is how often was pushed
@@ -192,22 +192,22 @@ def test_probes_measure_the_loss_before_and_after_every_push():
 def test_probes_are_refused_where_gradients_are_grouped():
     memory = start(aggregation="mean")
     with pytest.raises(Rejected, match="asks for losses"):
-        memory.coordinator.put(0, memory.setting, never("probing", probes=True))
+        memory.coordinator.training.put(0, memory.setting, never("probing", probes=True))
 
 
 def test_timers_are_refused():
     memory = start()
     with pytest.raises(Rejected, match=r"'quorum\(2,1\)': it sets a timer, and policies decide at pushes only here"):
-        memory.coordinator.put(0, memory.setting, policies.quorum(2, 1.0))
+        memory.coordinator.training.put(0, memory.setting, policies.quorum(2, 1.0))
 
 
 def test_a_busy_worker_that_is_released_drops_its_mini_batch():
     memory = start(policy=policies.k_sync(1), workers=3)
     memory.push(messages.worker(NODES[0]))
     memory.drain_until_idle(messages.worker(NODES[1]))
-    rows = memory.coordinator.poll().reports[0].rows
+    rows = memory.coordinator.reports.poll().reports[0].rows
     assert rows[0, 1] == 0
-    branch = memory.coordinator.branches[0]
+    branch = memory.coordinator.branches.by_number[0]
     assert [branch.begun[w] for w in range(3)] == [2, 2, 2]  # the others' first mini-batch was dropped
 
 
@@ -215,24 +215,24 @@ def test_a_new_policy_releases_the_workers_that_wait():
     memory = start(policy=never("never"))
     memory.push(messages.worker(NODES[0]))
     memory.push(messages.worker(NODES[1]))
-    memory.coordinator.put(0, memory.setting, policies.asp())
+    memory.coordinator.training.put(0, memory.setting, policies.asp())
     memory.steps(500)
     memory.settle()
     assert memory.pushes[0] > 10
-    assert memory.coordinator.poll().statuses[0] == "running"
+    assert memory.coordinator.reports.poll().statuses[0] == "running"
 
 
 def test_a_worker_that_joins_a_paused_branch_has_not_waited():
     memory = start(workers=2)
-    memory.coordinator.run(memory.coordinator.fork(0, memory.setting))
+    memory.coordinator.training.run(memory.coordinator.training.fork(0, memory.setting))
     memory.start(messages.worker(NODES[2]))
     memory.steps(200)
     memory.seconds += 100
-    memory.coordinator.put(0, replace(memory.setting, workers=NODES[:3]))
+    memory.coordinator.training.put(0, replace(memory.setting, workers=NODES[:3]))
     memory.seconds += 100
-    memory.coordinator.run(0)
+    memory.coordinator.training.run(0)
     memory.steps(300)
-    rows = memory.coordinator.poll().reports[0].rows
+    rows = memory.coordinator.reports.poll().reports[0].rows
     assert set(rows[:, 1]) == {0, 1, 2}
     assert 0 <= rows[:, 6].min() <= rows[:, 6].max() < 100
 
@@ -246,7 +246,7 @@ def test_a_worker_that_is_late_at_a_barrier_pulls_what_the_others_pulled():
         memory.deliver(memory.rng.choice(others or pending))
         if memory.pushes[0] >= 60:
             break
-    rows = memory.coordinator.poll().reports[0].rows
+    rows = memory.coordinator.reports.poll().reports[0].rows
     np.testing.assert_array_equal(rows[:, 8], np.arange(len(rows)) // 3 * 3)  # the loss of `ones` is what it pulled
 
 
@@ -259,15 +259,15 @@ def test_cycles_in_progress_are_probed_when_a_policy_that_probes_is_installed():
         return (push.loss_before, push.loss_after), Decision(release=push.waiting)
 
     probing = SyncPolicy("probing", lambda active: (jnp.zeros(()), jnp.zeros(())), decide, probes=True)
-    memory.coordinator.put(0, memory.setting, probing)
+    memory.coordinator.training.put(0, memory.setting, probing)
     for _ in range(800):
         pushes = memory.pushes[0]
         memory.step()
         if memory.pushes[0] > pushes:
-            seen.append([float(x) for x in memory.coordinator.branches[0].state])
+            seen.append([float(x) for x in memory.coordinator.branches.by_number[0].state])
     assert len(seen) > 8
     assert all(0 < before < after for before, after in seen)
-    memory.coordinator.put(0, memory.setting, policies.asp())
+    memory.coordinator.training.put(0, memory.setting, policies.asp())
     memory.steps(300)
     memory.settle()
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))

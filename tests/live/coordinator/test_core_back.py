@@ -16,7 +16,7 @@ def lose_servers(memory, *others):
     dead = [*(n for n in memory.cores if n.startswith("server/")), *others]
     for name in dead:
         memory.kill(name)
-    memory.coordinator.lose(dead)
+    memory.coordinator.processes.lose(dead)
     memory.start(messages.server(NODES[0]))
     memory.drain()
 
@@ -27,27 +27,27 @@ def test_a_restored_branch_drops_workers_that_are_gone(was):
     coordinator = memory.coordinator
     memory.steps(300)
     if was == "due":
-        coordinator.finish()
+        coordinator.training.finish()
         memory.drain()
     begun = memory.saved()
     lose_servers(memory, messages.worker(NODES[0]))
-    coordinator.begin_from(*begun)
-    branch = coordinator.branches[0]
+    coordinator.states.begin_from(*begun)
+    branch = coordinator.branches.by_number[0]
     assert 0 in getattr(branch, was)
-    coordinator.put(0, replace(memory.setting, workers=NODES[1:3]))
+    coordinator.training.put(0, replace(memory.setting, workers=NODES[1:3]))
     memory.recover()
-    coordinator.run(0)
+    coordinator.training.run(0)
     assert (sorted(branch.busy), branch.due) == ([1, 2], set())
     memory.steps(100)
     memory.start(messages.worker(NODES[0]))
     memory.drain_until_idle(COORDINATOR)
-    coordinator.put(0, memory.setting)
+    coordinator.training.put(0, memory.setting)
     assert sorted(branch.busy) == [0, 1, 2]
     memory.steps(200)
     assert branch.clocks[0] > 0
-    coordinator.finish()
+    coordinator.training.finish()
     memory.drain()
-    assert coordinator.finish()
+    assert coordinator.training.finish()
     memory.settle()
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0], np.float32))
 
@@ -58,10 +58,10 @@ class Killed(Exception):
 
 def test_a_coordinator_killed_while_it_restores_a_checkpoint_leaves_a_readable_journal(monkeypatch):
     memory = start(policy=policies.asp()._replace(probes=True), workers=2)
-    while not memory.coordinator.branches[0].undecided:
+    while not memory.coordinator.branches.by_number[0].undecided:
         memory.step()
     begun = memory.saved()
-    while memory.coordinator.branches[0].undecided:
+    while memory.coordinator.branches.by_number[0].undecided:
         memory.step()
     lose_servers(memory)
     pushes = memory.pushes
@@ -71,12 +71,12 @@ def test_a_coordinator_killed_while_it_restores_a_checkpoint_leaves_a_readable_j
 
     monkeypatch.setattr(memory.journal, "restart", killed)
     with pytest.raises(Killed):
-        memory.coordinator.begin_from(*begun)
+        memory.coordinator.states.begin_from(*begun)
     monkeypatch.undo()
     restored = memory.restored()
-    assert {n: branch.pushes for n, branch in restored.branches.items()} == pushes
-    restored.begin_from(*begun)
-    assert restored.branches[0].pushes < pushes[0]
+    assert {n: branch.pushes for n, branch in restored.branches.by_number.items()} == pushes
+    restored.states.begin_from(*begun)
+    assert restored.branches.by_number[0].pushes < pushes[0]
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations
@@ -88,7 +88,7 @@ def evaluations(memory):
     memory.coordinator.tick()
     memory.steps(400)
     memory.settle()
-    return memory.coordinator.poll().reports[0].evaluations
+    return memory.coordinator.reports.poll().reports[0].evaluations
 
 
 def test_evaluations_from_before_a_restore_are_not_reported():
@@ -97,20 +97,20 @@ def test_evaluations_from_before_a_restore_are_not_reported():
     memory.steps(200)
     begun = memory.saved()
     memory.steps(600)
-    memory.coordinator.evaluate(0)
+    memory.coordinator.training.evaluate(0)
     while not memory.answered:
         memory.step()
-    early = memory.coordinator.evaluate(0)
+    early = memory.coordinator.training.evaluate(0)
     before = memory.pushes[0]
     lose_servers(memory)
-    assert memory.coordinator.poll().cancelled_requests < early
-    assert memory.coordinator.evaluate(0) > early
-    late = memory.coordinator.evaluate(0)
-    memory.coordinator.begin_from(*begun)
-    assert memory.coordinator.poll().cancelled_requests == late
-    again = memory.coordinator.evaluate(0)
+    assert memory.coordinator.reports.poll().cancelled_requests < early
+    assert memory.coordinator.training.evaluate(0) > early
+    late = memory.coordinator.training.evaluate(0)
+    memory.coordinator.states.begin_from(*begun)
+    assert memory.coordinator.reports.poll().cancelled_requests == late
+    again = memory.coordinator.training.evaluate(0)
     memory.recover()
-    memory.coordinator.run(0)
+    memory.coordinator.training.run(0)
     told = evaluations(memory)
     assert {number for number, _ in told} == {0, again}
     assert again > late
@@ -123,13 +123,13 @@ def test_a_coordinator_from_a_journal_cancels_earlier_requests():
     memory.steps(300)
     numbers = []
     for _ in range(3):
-        numbers.append(memory.coordinator.evaluate(0))
-        assert memory.coordinator.poll().cancelled_requests < numbers[-1]
+        numbers.append(memory.coordinator.training.evaluate(0))
+        assert memory.coordinator.reports.poll().cancelled_requests < numbers[-1]
         memory.coordinator = memory.restored()
-        assert memory.coordinator.poll().cancelled_requests >= numbers[-1]
+        assert memory.coordinator.reports.poll().cancelled_requests >= numbers[-1]
     assert sorted(set(numbers)) == numbers
     memory.restart_coordinator()
-    numbers.append(memory.coordinator.evaluate(0))
+    numbers.append(memory.coordinator.training.evaluate(0))
     assert [number for number, _ in evaluations(memory)] == numbers[-1:]
 
 
@@ -142,7 +142,7 @@ def told(memory):
         memory.coordinator.tick()
         for name in [n for n in memory.cores if n.startswith("worker/")]:
             memory.cores[name].tick()
-        found += [number for number, _ in memory.coordinator.poll().reports[0].evaluations]
+        found += [number for number, _ in memory.coordinator.reports.poll().reports[0].evaluations]
     return found
 
 
@@ -151,9 +151,9 @@ def test_an_evaluation_waits_for_the_one_in_progress():
     memory.start(EVALUATOR)
     memory.hold(EVALUATOR)
     memory.drain_until_idle(COORDINATOR)
-    first = memory.coordinator.evaluate(0)
+    first = memory.coordinator.training.evaluate(0)
     memory.steps(400)
-    second = memory.coordinator.evaluate(0)
+    second = memory.coordinator.training.evaluate(0)
     memory.drain_until_idle(EVALUATOR)
     assert len(memory.compute_held(EVALUATOR)) == 1
     assert told(memory) == [first, second]
@@ -163,14 +163,14 @@ def test_an_evaluator_does_not_wait_for_a_branch_that_was_freed():
     memory = start()
     memory.start(EVALUATOR)
     memory.drain_until_idle(COORDINATOR)
-    child = memory.coordinator.fork(0, memory.setting)
-    memory.coordinator.run(child)
+    child = memory.coordinator.training.fork(0, memory.setting)
+    memory.coordinator.training.run(child)
     memory.steps(100)
-    memory.coordinator.evaluate(child)
-    memory.coordinator.free(child)
-    memory.coordinator.run(0)
+    memory.coordinator.training.evaluate(child)
+    memory.coordinator.training.free(child)
+    memory.coordinator.training.run(0)
     for name in [n for n in memory.cores if n.startswith("server/")]:
         memory.drain_until_idle(name)
     memory.steps(300)
-    asked = memory.coordinator.evaluate(0)
+    asked = memory.coordinator.training.evaluate(0)
     assert told(memory) == [asked]

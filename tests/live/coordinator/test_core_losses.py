@@ -54,9 +54,9 @@ def test_blocks_that_are_sent_again_are_ignored(on_demand):
     memory = start(servers=2, checks=True)
     memory.steps(200)
     source, target = map(messages.server, NODES[-2:])
-    memory.coordinator.place((target,), (1.0,), on_demand=on_demand)
+    memory.coordinator.processes.place((target,), (1.0,), on_demand=on_demand)
     sent = []
-    while memory.coordinator.moving:
+    while memory.coordinator.moves.remaining:
         queue = memory.channels.get((source, target), ())
         sent += [m for m in queue if isinstance(m.head, BlockData) and not any(m is other for other in sent)]
         memory.step()
@@ -75,7 +75,7 @@ def test_blocks_that_are_sent_again_are_ignored(on_demand):
 
 def next_entry(memory):
     """To a server, a fork. Returns receiver, sender, head, and what tells that it was accepted."""
-    name, end = messages.server(NODES[-1]), max(memory.coordinator.log, default=memory.coordinator.durable)
+    name, end = messages.server(NODES[-1]), max(memory.coordinator.ledger.entries, default=memory.coordinator.ledger.durable)
     return name, COORDINATOR, LogAppend(end + 1, ForkEntry(1, 0)), lambda: 1 in memory.stores[name].branches
 
 
@@ -92,8 +92,8 @@ def next_release(memory):
 
 def last_block_staged(memory):
     """To the coordinator, which commits the push."""
-    memory.coordinator.run(0)
-    cycle = memory.coordinator.branches[0].busy[0].number
+    memory.coordinator.training.run(0)
+    cycle = memory.coordinator.branches.by_number[0].busy[0].number
     head = PushStaged(messages.worker(NODES[0]), cycle, ((0, 6),), GradientDone(cycle, 0.0, 0.0, 0.0, 0))
     pushes = memory.pushes[0]
     return COORDINATOR, messages.server(NODES[-1]), head, lambda: memory.pushes[0] > pushes
@@ -109,7 +109,7 @@ def test_messages_of_an_older_view_or_generation_are_refused(make, age):
     receiver, sender, head, accepted = make(memory)
     core = memory.coordinator if receiver == COORDINATOR else memory.cores[receiver]
     refused = core.refused
-    core.receive(sender, Message(head, (), memory.coordinator.view - (age == "view"), 1 - (age == "generation")))
+    core.receive(sender, Message(head, (), memory.coordinator.ledger.view - (age == "view"), 1 - (age == "generation")))
     assert core.refused - refused == (age != "none")
     assert accepted() == (age == "none")
 
@@ -119,20 +119,20 @@ def test_a_server_refuses_a_worker_that_was_dropped():
     memory.steps(200)
     worker, name = messages.worker(NODES[0]), messages.server(NODES[-1])
     memory.kill(worker)
-    memory.coordinator.lose([worker])
+    memory.coordinator.processes.lose([worker])
     memory.drain_until_idle(name)
     core = memory.cores[name]
     refused = core.refused
-    core.receive(worker, Message(Pull(1, 0, 0, ((0, 1),)), (), memory.coordinator.view, 1))
+    core.receive(worker, Message(Pull(1, 0, 0, ((0, 1),)), (), memory.coordinator.ledger.view, 1))
     assert core.refused == refused + 1
 
 
 def test_a_coordinator_refuses_a_worker_that_was_replaced():
     memory = start(policy="bsp")
     name = messages.worker(NODES[0])
-    cycle = memory.coordinator.branches[0].busy[0].number
-    memory.coordinator.expect(name, 2)
-    assert name not in memory.coordinator.members
+    cycle = memory.coordinator.branches.by_number[0].busy[0].number
+    memory.coordinator.processes.expect(name, 2)
+    assert name not in memory.coordinator.ledger.members
     memory.coordinator.receive(name, Message(GradientDone(cycle, 0.0, 0.0, 0.0, 0), (), 1, 1))
     assert memory.coordinator.refused == 1
 
@@ -198,9 +198,9 @@ def test_a_journal_gives_no_record_that_its_owner_did_not_write_there(tmp_path, 
 def test_an_evaluator_measures_while_training_goes_on():
     memory = start(evaluate_clocks=10, target=Target("accuracy", 30))  # the accuracy of `ones` is how often was pushed
     memory.start(EVALUATOR)
-    number = memory.coordinator.evaluate(0)
+    number = memory.coordinator.training.evaluate(0)
     memory.drain()
-    poll = memory.coordinator.poll()
+    poll = memory.coordinator.reports.poll()
     assert poll.statuses == {0: "target"}
     numbers = [n for n, _ in poll.reports[0].evaluations]
     assert number in numbers
@@ -211,20 +211,20 @@ def test_an_evaluator_measures_while_training_goes_on():
 def test_a_fork_trains_while_its_parent_is_paused():
     memory = start(policy="bsp")
     memory.steps(300)
-    fork = memory.coordinator.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
-    memory.coordinator.run(fork)
-    begun, busy = memory.pushes[0], memory.coordinator.branches[0].busy.keys()
+    fork = memory.coordinator.training.fork(0, replace(memory.setting, learning_rate=-2.0), policies.asp())
+    memory.coordinator.training.run(fork)
+    begun, busy = memory.pushes[0], memory.coordinator.branches.by_number[0].busy.keys()
     memory.steps(600)
     assert memory.pushes[0] == begun
-    memory.coordinator.run(0)
-    assert memory.coordinator.branches[0].busy.keys() >= busy
+    memory.coordinator.training.run(0)
+    assert memory.coordinator.branches.by_number[0].busy.keys() >= busy
     memory.steps(200)
     memory.settle()
     more = memory.pushes[fork] - begun
     assert more > 10
     np.testing.assert_array_equal(memory.model(0), np.full(12, memory.pushes[0], np.float32))
     np.testing.assert_array_equal(memory.model(fork), np.full(12, begun + 2 * more, np.float32))
-    memory.coordinator.free(fork)
+    memory.coordinator.training.free(fork)
     memory.drain()
     assert all(list(store.branches) == [0] for store in memory.stores.values())
 
@@ -232,8 +232,8 @@ def test_a_fork_trains_while_its_parent_is_paused():
 def test_a_testing_branch_applies_nothing():
     memory = start()
     memory.steps(200)
-    fork = memory.coordinator.fork(0, memory.setting, testing=True)
-    memory.coordinator.run(fork)
+    fork = memory.coordinator.training.fork(0, memory.setting, testing=True)
+    memory.coordinator.training.run(fork)
     memory.steps(400)
     memory.settle()
     assert memory.pushes[fork] > memory.pushes[0]
@@ -244,14 +244,14 @@ def test_a_testing_branch_applies_nothing():
 def test_another_job_begins_from_a_saved_snapshot(servers):
     memory = start(random.Random(5), servers=servers, optimizer="momentum", momentum=1.0)
     memory.steps(400)
-    index = memory.coordinator.snapshot(save=True)
+    index = memory.coordinator.states.snapshot(save=True)
     counted = memory.counted()[0]
     memory.steps(600)
-    assert memory.coordinator.durable >= index
-    vectors = memory.coordinator.saved(index)
+    assert memory.coordinator.ledger.durable >= index
+    vectors = memory.coordinator.states.saved(index)
     assert vectors[0]["velocity"].tolist() == [counted] * 12
     assert vectors[0]["parameters"].tolist() == [memory.value(counted)] * 12
-    begun = memory.coordinator.checkpoint(index), vectors, memory.policies
+    begun = memory.coordinator.states.checkpoint(index), vectors, memory.policies
     again = start(random.Random(6), servers=2, optimizer="momentum", momentum=1.0, begun=begun)
     assert again.pushes[0] == counted
     again.steps(300)
@@ -263,25 +263,25 @@ def within_a_round(memory, pushes=40):
     """Train until two thirds of a BSP round are in progress; returns the rows so far."""
     while memory.pushes[0] < pushes or memory.pushes[0] % 3 != 1:
         memory.step()
-    return memory.coordinator.poll().reports[0].rows
+    return memory.coordinator.reports.poll().reports[0].rows
 
 
 def test_rows_are_reported_until_the_driver_confirms_them():
     """The answer to the second poll is lost with the coordinator that gave it."""
     memory = start()
     memory.steps(300)
-    first = memory.coordinator.poll({}).reports[0]
+    first = memory.coordinator.reports.poll({}).reports[0]
     taken = {0: len(first.rows)}
     memory.steps(100)
-    lost = memory.coordinator.poll(taken).reports[0]
+    lost = memory.coordinator.reports.poll(taken).reports[0]
     assert (first.first, lost.first) == (0, len(first.rows))
     memory.restart_coordinator()
-    again = memory.coordinator.poll(taken).reports[0]
+    again = memory.coordinator.reports.poll(taken).reports[0]
     assert again.first == lost.first
     assert len(lost.rows) > 0
     np.testing.assert_array_equal(again.rows[: len(lost.rows)], lost.rows)
     taken = {0: again.first + len(again.rows)}
-    assert len(memory.coordinator.poll(taken).reports[0].rows) == 0
+    assert len(memory.coordinator.reports.poll(taken).reports[0].rows) == 0
 
 
 @pytest.mark.parametrize("aggregation", ["each", "mean"])
@@ -289,15 +289,15 @@ def test_bsp_resumes_within_a_round_without_a_trace(aggregation):
     memory = start(policy="bsp", workers=3, aggregation=aggregation)
     rows = [within_a_round(memory)]
     if aggregation == "each":  # where gradients are grouped, nobody need finish
-        assert not memory.coordinator.finish()
+        assert not memory.coordinator.training.finish()
         memory.drain()
-        assert memory.coordinator.finish()
-        rows.append(memory.coordinator.poll().reports[0].rows)
+        assert memory.coordinator.training.finish()
+        rows.append(memory.coordinator.reports.poll().reports[0].rows)
         assert len(rows[1]) == 2
-        memory.coordinator.rest()
+        memory.coordinator.training.rest()
     again = start(random.Random(6), policy="bsp", workers=3, aggregation=aggregation, begun=memory.saved())
     again.steps(1000)
-    rows.append(again.coordinator.poll().reports[0].rows)
+    rows.append(again.coordinator.reports.poll().reports[0].rows)
     clock, staleness, loss = np.concatenate(rows).T[[2, 7, 8]]
     count = np.arange(len(loss))
     assert len(count) > 60
@@ -313,7 +313,7 @@ def test_a_waiting_worker_still_waits_after_a_resume():
     while others := [p for p in memory.pending() if slow not in p]:
         memory.deliver(memory.rng.choice(others))
     again = start(random.Random(6), policy="ssp", staleness=1, workers=3, begun=memory.saved())
-    branch = again.coordinator.branches[0]
+    branch = again.coordinator.branches.by_number[0]
     assert (branch.clocks[:3].tolist(), list(branch.busy)) == ([0, 2, 2], [0])
     again.steps(400)
     again.settle()
@@ -326,7 +326,7 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
 
     probing = SyncPolicy("probing", lambda active: (), decide, probes=True)
     memory = start(policy=probing, workers=2)
-    while memory.pushes[0] < 20 or not memory.coordinator.branches[0].undecided:
+    while memory.pushes[0] < 20 or not memory.coordinator.branches.by_number[0].undecided:
         memory.step()
     again = start(random.Random(6), policy=probing, workers=2, begun=memory.saved())
     again.steps(800)
@@ -338,21 +338,21 @@ def test_a_push_that_was_saved_before_its_policy_decided_counts_once():
 def test_all_processes_can_be_replaced_from_the_coordinators_copy():
     memory = start(servers=2)
     memory.steps(300)
-    memory.coordinator.halt(0)
-    index = memory.coordinator.snapshot(save=True)
+    memory.coordinator.training.halt(0)
+    index = memory.coordinator.states.snapshot(save=True)
     memory.drain()
-    assert memory.coordinator.durable >= index
+    assert memory.coordinator.ledger.durable >= index
     old = list(memory.cores)
     for name in old:
         memory.kill(name)
-    memory.coordinator.lose(old)
+    memory.coordinator.processes.lose(old)
     for name in [messages.server(NODES[2]), *map(messages.worker, NODES[:2])]:
         memory.start(name)
     memory.drain()
     memory.recover()
     pushes = memory.pushes[0]
-    memory.coordinator.put(0, replace(memory.setting, workers=NODES[:2], servers=NODES[2:3]))
-    memory.coordinator.launch(0)
+    memory.coordinator.training.put(0, replace(memory.setting, workers=NODES[:2], servers=NODES[2:3]))
+    memory.coordinator.training.launch(0)
     memory.steps(300)
     memory.settle()
     assert memory.pushes[0] > pushes > 0
@@ -366,15 +366,15 @@ def test_pushes_lost_with_a_worker_and_a_server_are_counted():
     memory = start(random.Random(3), workers=2, servers=2, policy="bsp", snapshot_commits=1000)
     memory.steps(400)
     worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
-    durable = memory.coordinator.durable
+    durable = memory.coordinator.ledger.durable
     mine = [e for i, e in memory.history.items() if isinstance(e, CommitEntry) and e.worker == worker and i > durable]
     memory.kill(worker)
     memory.kill(server)
-    memory.coordinator.lose([worker, server])
+    memory.coordinator.processes.lose([worker, server])
     memory.recover()
     memory.steps(200)
     memory.settle()
-    assert memory.coordinator.poll().lost_pushes == len(mine) > 5
+    assert memory.coordinator.reports.poll().lost_pushes == len(mine) > 5
     np.testing.assert_array_equal(memory.model(), np.full(12, memory.pushes[0] - len(mine), np.float32))
 
 
@@ -385,16 +385,16 @@ def test_withdrawn_pushes_leave_their_groups():
     worker, server = messages.worker(NODES[0]), messages.server(NODES[-1])
     for _ in range(3):  # two are a group, and one is left
         memory.push(worker)
-    fork = memory.coordinator.fork(0, memory.setting)
+    fork = memory.coordinator.training.fork(0, memory.setting)
     memory.kill(worker)
     memory.kill(server)
-    memory.coordinator.lose([worker, server])
+    memory.coordinator.processes.lose([worker, server])
     memory.recover()
-    assert memory.coordinator.poll().lost_pushes == 3
-    assert [branch.grouped for branch in memory.coordinator.branches.values()] == [0, 0]
+    assert memory.coordinator.reports.poll().lost_pushes == 3
+    assert [branch.grouped for branch in memory.coordinator.branches.by_number.values()] == [0, 0]
     memory.settle()
     assert memory.model(0).tolist() == memory.model(fork).tolist() == [0] * 12
-    memory.coordinator.run(fork)
+    memory.coordinator.training.run(fork)
     memory.push(messages.worker(NODES[1]))
     memory.push(messages.worker(NODES[1]))
     memory.settle()
@@ -406,7 +406,7 @@ def test_recovery_without_any_copy_of_a_block_is_refused():
     memory.steps(300)
     for name in [n for n in memory.cores if n.startswith("server")]:
         memory.kill(name)
-        memory.coordinator.lose([name])
+        memory.coordinator.processes.lose([name])
     memory.start(messages.server(NODES[0]))
     memory.drain()
     with pytest.raises(RuntimeError, match="go back to a checkpoint"):
@@ -416,42 +416,42 @@ def test_recovery_without_any_copy_of_a_block_is_refused():
 def test_a_restarted_server_gets_no_more_than_its_share():
     memory = start(servers=2)
     new, old = (messages.server(n) for n in NODES[-2:])
-    memory.coordinator.place((old,), (1.0,))
+    memory.coordinator.processes.place((old,), (1.0,))
     memory.steps(400)
-    assert set(memory.coordinator.owners.values()) == {old}
-    memory.coordinator.finish()
+    assert set(memory.coordinator.ledger.table.values()) == {old}
+    memory.coordinator.training.finish()
     memory.settle()
-    memory.coordinator.snapshot(save=True)
+    memory.coordinator.states.snapshot(save=True)
     memory.drain()
     memory.kill(old)
     memory.kill(new)
-    memory.coordinator.lose([old, new])
+    memory.coordinator.processes.lose([old, new])
     for name in (old, new):
         memory.start(name)
     memory.drain()
-    memory.coordinator.recover((new, old), (0.5, 0.5))
+    memory.coordinator.processes.recover((new, old), (0.5, 0.5))
     memory.drain()
-    owners = list(memory.coordinator.owners.values())
+    owners = list(memory.coordinator.ledger.table.values())
     assert owners.count(old) == owners.count(new)
 
 
 def test_a_job_without_any_copy_goes_back_to_the_saved_snapshot():
     memory = start(servers=2)
     memory.steps(300)
-    index = memory.coordinator.snapshot(save=True)
+    index = memory.coordinator.states.snapshot(save=True)
     memory.steps(300)
-    state, saved = memory.coordinator.checkpoint(index), memory.coordinator.saved(index)
+    state, saved = memory.coordinator.states.checkpoint(index), memory.coordinator.states.saved(index)
     for name in [n for n in memory.cores if n.startswith("server")]:
         memory.kill(name)
-        memory.coordinator.lose([name])
+        memory.coordinator.processes.lose([name])
     memory.start(messages.server(NODES[0]))
     memory.drain()
     before = memory.pushes[0]
-    memory.coordinator.begin_from(state, saved, memory.policies)
+    memory.coordinator.states.begin_from(state, saved, memory.policies)
     memory.recover()
-    memory.coordinator.run(0)
+    memory.coordinator.training.run(0)
     counted = memory.pushes[0]
-    assert memory.coordinator.poll().lost_pushes == before - counted > 0
+    assert memory.coordinator.reports.poll().lost_pushes == before - counted > 0
     assert saved[0]["parameters"].tolist() == [counted] * 12
     memory.steps(300)
     memory.settle()
@@ -466,7 +466,7 @@ def test_workers_keep_few_pushes():
         assert all(c.kept < 40 for n, c in memory.cores.items() if n.startswith("worker"))
     assert memory.pushes[0] > 100
     assert all(c.backlog < 5 for n, c in memory.cores.items() if n.startswith("server"))
-    assert len(memory.coordinator.log) < 60
+    assert len(memory.coordinator.ledger.entries) < 60
 
 
 def uneven(setting):
@@ -488,20 +488,20 @@ def test_a_server_stays_until_every_worker_has_confirmed_that_its_blocks_are_els
     memory.recover()
     memory.steps(200)
     (stays, leaving), late = map(messages.server, memory.setting.servers), messages.worker(NODES[0])
-    memory.coordinator.place((stays,), (1.0,))
+    memory.coordinator.processes.place((stays,), (1.0,))
     for _ in range(2000):  # the late worker sends, and nothing reaches it
         pending = [pair for pair in memory.pending() if pair[1] != late]
         if not pending:
             break
         memory.deliver(memory.rng.choice(pending))
-    assert set(memory.coordinator.owners.values()) == {stays}
-    memory.coordinator.retire([leaving])
+    assert set(memory.coordinator.ledger.table.values()) == {stays}
+    memory.coordinator.processes.retire([leaving])
     for _ in range(2000):
         pending = [pair for pair in memory.pending() if pair[1] != late]
         if not pending:
             break
         memory.deliver(memory.rng.choice(pending))
     memory.coordinator.tick()
-    assert memory.coordinator.needed(leaving)
+    assert memory.coordinator.processes.needed(leaving)
     memory.steps(3000)
-    assert not memory.coordinator.needed(leaving)
+    assert not memory.coordinator.processes.needed(leaving)

@@ -12,8 +12,10 @@ from harness.live.coordinator.branches.branch import CoordinatorBranch
 from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.ledger.ledger import Ledger
-from harness.live.coordinator.membership.membership import Membership
+from harness.live.coordinator.membership.views import Views
+from harness.live.server.handover import Handover
 from harness.live.server.pieces import Parts, Piece, Staging
+from harness.live.server.pulls import Pulls
 from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.worker.worker import Worker
@@ -88,13 +90,12 @@ def the_log_is_not_waited_for(monkeypatch):
 
 
 def pulls_do_not_wait(monkeypatch):
-    answer = Server._answer_pulls
+    add = Pulls.add
 
-    def broken(self):
-        self._pulls = [w._replace(pull=replace(w.pull, after=0)) for w in self._pulls]
-        answer(self)
+    def broken(self, sender, pull, rows, blocks):
+        add(self, sender, replace(pull, after=0), rows, blocks)
 
-    monkeypatch.setattr(Server, "_answer_pulls", broken)
+    monkeypatch.setattr(Pulls, "add", broken)
     the_log_is_not_waited_for(monkeypatch)
 
 
@@ -151,14 +152,15 @@ def snapshots_are_no_copies(monkeypatch):
 
 
 def a_source_goes_on_serving(monkeypatch):
-    depart = Server._hand_over
+    leave = Handover.leave
 
-    def broken(self, cohort, move):
+    def broken(self, cohort, move, index, branches):
         blocks = cohort.blocks
-        depart(self, cohort, move)
+        leaving = leave(self, cohort, move, index, branches)
         cohort.blocks = blocks
+        return leaving
 
-    monkeypatch.setattr(Server, "_hand_over", broken)
+    monkeypatch.setattr(Handover, "leave", broken)
     monkeypatch.setattr(Store, "drop", lambda self, blocks: None)
 
 
@@ -167,11 +169,11 @@ def pushes_are_forgotten_when_committed(monkeypatch):
 
 
 def pushes_of_the_dead_are_not_withdrawn(monkeypatch):
-    monkeypatch.setattr(Membership, "_withdraw", lambda self: [])
+    monkeypatch.setattr(Views, "_withdraw", lambda self: [])
 
 
 def groups_do_not_shrink(monkeypatch):
-    monkeypatch.setattr(Membership, "_shrink_group", lambda self, branch, index: [])
+    monkeypatch.setattr(Views, "_shrink_group", lambda self, branch, index: [])
 
 
 def forks_take_parameters_only(monkeypatch):

@@ -86,11 +86,11 @@ def test_blocks_that_move_while_training_lose_nothing():
     servers = tuple(map(messages.server, memory.setting.servers))
     for turn in range(12):
         owners = tuple(servers[(block + turn) % 2] for block in range(JOB["blocks"]))
-        memory.coordinator.place(servers, (0.5, 0.5), owners=owners, at_once=2)
+        memory.coordinator.processes.place(servers, (0.5, 0.5), owners=owners, at_once=2)
         memory.steps(60)
-        while memory.coordinator.moving:
+        while memory.coordinator.moves.remaining:
             memory.step()
-        assert memory.coordinator.owners == dict(enumerate(owners))
+        assert memory.coordinator.ledger.table == dict(enumerate(owners))
     memory.settle()
     assert memory.pushes[0] > 30
     np.testing.assert_array_equal(memory.model(), memory.expected()[0])
@@ -101,14 +101,14 @@ def test_blocks_of_a_dead_server_go_to_the_owners_that_are_named():
     memory.steps(400)
     stays, dies, takes = map(messages.server, memory.setting.servers)
     memory.kill(dies)
-    memory.coordinator.lose([dies])
-    before = memory.coordinator.owners
+    memory.coordinator.processes.lose([dies])
+    before = memory.coordinator.ledger.table
     owners = tuple(takes if before[b] == dies else before[b] for b in range(JOB["blocks"]))
     assert dies not in owners
-    memory.coordinator.recover((stays, takes), (0.5, 0.5), owners)
+    memory.coordinator.processes.recover((stays, takes), (0.5, 0.5), owners)
     memory.steps(300)
     memory.settle()
-    assert memory.coordinator.owners == dict(enumerate(owners))
+    assert memory.coordinator.ledger.table == dict(enumerate(owners))
     np.testing.assert_array_equal(memory.model(), memory.expected()[0])
 
 
@@ -209,7 +209,7 @@ def test_hot_keys_live_equals_hot_keys_simulated(workers):
     )
     for worker in seen.pushes.worker:
         live.push(messages.worker(spec.live_job.nodes[worker]))
-    rows = live.coordinator.poll().reports[0].rows
+    rows = live.coordinator.reports.poll().reports[0].rows
     live.settle()
     found = spec.tree(live.model())
     np.testing.assert_array_equal(rows[:, 2], seen.pushes.clock)

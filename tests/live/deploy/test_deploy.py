@@ -21,10 +21,10 @@ import safetensors.numpy
 from harness.cli.main import main
 from harness.live.deploy import job_folder
 from harness.live.deploy.deployment import Deployment, _how_to_go_on, described
-from harness.live.driver import checkpoint_file
-from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints import checkpoint_file
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import WorkerTask
+from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load
 from tests.live.support.clusters import alone
 from tests.support.made_up import score_row

@@ -9,7 +9,7 @@ import pytest
 from harness.drive import Outcome, Played, play
 from harness.live.deploy.history import History
 from harness.live.deploy.job_folder import LOG, ExchangeLog, KeptExchanges, exchanges_of
-from harness.live.driver.control import _DECIMALS
+from harness.live.driver.view.job_view import DECIMALS
 from harness.scenario import job, load
 from harness.score import score
 from traces.exchanges import Exchange, lines_of, read_log
@@ -25,10 +25,10 @@ def window(number, rng, *evaluations):
     workers = JOB.start.workers
 
     def seconds(mean):
-        return np.round(rng.gamma(20.0, mean / 20.0, PUSHES), _DECIMALS)
+        return np.round(rng.gamma(20.0, mean / 20.0, PUSHES), DECIMALS)
 
     pushes = Pushes(
-        seconds=np.round(number * 0.2 + np.cumsum(rng.exponential(0.002, PUSHES)), _DECIMALS),
+        seconds=np.round(number * 0.2 + np.cumsum(rng.exponential(0.002, PUSHES)), DECIMALS),
         worker=rng.integers(0, len(workers), PUSHES).astype(np.int32),
         clock=(number * PUSHES + np.arange(PUSHES)).astype(np.int32) // len(workers),
         compute_seconds=seconds(2e-3),

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.live.deploy.beside_simulation import RunFigures, beside
 from harness.live.deploy.progress_view import drawn, line, watched
-from harness.live.driver.status import JobStatus, NodeStatus
+from harness.live.driver.view.status import JobStatus, NodeStatus
 from tuners.actions import Setting
 
 SETTING = Setting(workers=("n0", "n1"), servers=("n2",), policy="ssp", staleness=2, momentum=0.9, transfer_bits=16)

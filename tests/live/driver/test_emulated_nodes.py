@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.drive import play
-from harness.live.driver.emulated_nodes import EmulatedNodes
+from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.names import EVALUATOR
 from harness.scenario import system

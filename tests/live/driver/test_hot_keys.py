@@ -11,7 +11,7 @@ from harness.live.processes import loops
 from harness.live.processes.names import EVALUATOR
 from harness.live.protocol.messages import Pulled, StagePush
 from harness.live.protocol.wire import encode
-from harness.live.worker.worker import WorkerTask
+from harness.live.worker.tasks import WorkerTask
 from harness.scenario import system
 from tests.live.support.hot_keys import hot_keys
 from tests.live.support.ones import counted

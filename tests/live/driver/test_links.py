@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.live.driver import control, links
-from harness.live.driver.links import LinkMonitor
+from harness.live.driver.repairs import job_repairs, links, slow_links
+from harness.live.driver.repairs.links import LinkMonitor
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.transfers import Transfer, TransferMeter
 from harness.live.protocol.messages import GradientDone, PushStaged, Release
@@ -145,7 +145,7 @@ def test_times_of_transfers_are_read_from_messages():
 
 @pytest.fixture
 def quickly(monkeypatch):
-    monkeypatch.setattr(control, "LINKS_SECONDS", 0.02)
+    monkeypatch.setattr(slow_links, "LINKS_SECONDS", 0.02)
     monkeypatch.setattr(links, "LOOK_BACK_SECONDS", 0.2)
 
 
@@ -206,7 +206,7 @@ def test_without_another_machine_it_is_left_out_if_it_hinders_the_others(pretend
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_training_pauses_only_for_a_node_that_moves_and_not_for_long(quickly, monkeypatch, spares):
-    monkeypatch.setattr(control, "COPY_SECONDS", 0.1)
+    monkeypatch.setattr(job_repairs, "COPY_SECONDS", 0.1)
     spec = Ones("ones", "ones.toml", ONES.replace('servers = ["n2", "n3"]', 'servers = ["n1", "n2"]'), 0)
     pretend = PretendProcesses(spec.job)
     pretend.answers.snapshot = lambda: 10**9  # never durable

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from harness.live.driver import control, recent_pushes
-from harness.live.driver.driver_state import driver_state
-from harness.live.driver.standstill import Limits
+from harness.live.driver.checkpoints import job_saver
+from harness.live.driver.checkpoints.driver_state import driver_state
+from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
+from harness.live.driver.view import recent_pushes
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
 from tests.live.support.ones import ONES, Ones, counted
@@ -59,13 +60,13 @@ def test_a_job_starts_again_if_servers_die_with_all_copies(processes):
 
 
 def test_a_job_is_rolled_back_to_its_last_checkpoint_with_its_present_branches(processes, monkeypatch):
-    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.1)
+    monkeypatch.setattr(job_saver, "CHECKPOINT_SECONDS", 0.1)
     kept = []
     with LiveSystem(SPEC, processes, keep=kept.append) as live:
         freed = live.perform(Fork(0))
         while not kept:
             live.perform(Run(clocks=10))
-        monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 1e9)
+        monkeypatch.setattr(job_saver, "CHECKPOINT_SECONDS", 1e9)
         faster = replace(live.job.start, policy="asp")
         live.perform(Free(freed))
         child = live.perform(Fork(0, faster))
@@ -76,8 +77,8 @@ def test_a_job_is_rolled_back_to_its_last_checkpoint_with_its_present_branches(p
         until_whole(live)
         assert child != freed
         clocks, lost, parameters = counted(live)
-        assert set(parameters) == {clocks - live.control.branches[0].lost_pushes}
-        assert lost >= live.control.branches[0].lost_pushes + 20  # and those of the child
+        assert set(parameters) == {clocks - live.control.view.branches[0].lost_pushes}
+        assert lost >= live.control.view.branches[0].lost_pushes + 20  # and those of the child
         assert "back to the checkpoint" in history(live)
         assert live.perform(Fork(child)) > child
 
@@ -186,7 +187,7 @@ def test_without_a_viewer_only_the_last_pushes_are_kept(monkeypatch):
     with LiveSystem(SPEC, PretendProcesses(SPEC.job)) as live:
         live.perform(Run(seconds=1.0))
         with live.control.news:
-            assert 0 < live.control.recent.span_seconds < 0.7
+            assert 0 < live.control.view.recent.span_seconds < 0.7
 
 
 MOMENTS = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.live.driver.recent_pushes import RECENT_SECONDS, RecentPushes
+from harness.live.driver.view.recent_pushes import RECENT_SECONDS, RecentPushes
 from simulators.engine.loop import Records
 from tests.live.driver.test_losses import SPEC
 

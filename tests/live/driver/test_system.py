@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from harness.drive import play
-from harness.live.driver import checkpoint_file, control
-from harness.live.driver.standstill import Limits
+from harness.live.driver import control, starting
+from harness.live.driver.checkpoints import checkpoint_file, job_saver
+from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.names import peers
 from harness.live.worker.spec import Spec
@@ -111,7 +112,7 @@ def test_a_policy_that_a_tuner_installed_is_given_by_the_tuner_again(spec, tmp_p
         LiveSystem(spec, processes, kept[-1], installed={1: policy}) as live,
     ):
         assert _turns(processes, child) >= turns
-        assert live.control.branches[child].policy is live.control.branches[0].policy is policy
+        assert live.control.view.branches[child].policy is live.control.view.branches[0].policy is policy
         assert live.perform(Run(clocks=30, branch=child)).clocks >= 30
 
 
@@ -125,7 +126,7 @@ def _alternating():
 
 
 def _turns(processes, branch):
-    return int(processes.process._core.branches[branch].state["turns"])
+    return int(processes.process._core.branches.by_number[branch].state["turns"])
 
 
 def test_a_doctored_checkpoint_runs_no_command(spec, tmp_path):
@@ -147,7 +148,7 @@ def test_a_doctored_checkpoint_runs_no_command(spec, tmp_path):
 
 
 def test_a_job_whose_driver_died_continues_from_its_latest_checkpoint(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.2)
+    monkeypatch.setattr(job_saver, "CHECKPOINT_SECONDS", 0.2)
     kept = []
     with thread_processes(alone, tmp_path / "one") as processes, LiveSystem(alone, processes, keep=kept.append) as live:
         seen = [live.perform(Run(clocks=10))]
@@ -225,7 +226,7 @@ def test_a_mini_batch_that_is_never_completed_does_not_delay_a_checkpoint_for_lo
 
 
 def test_a_full_disk_at_a_checkpoint_is_said_and_the_job_goes_on(spec, pretend, monkeypatch):
-    monkeypatch.setattr(control, "CHECKPOINT_SECONDS", 0.1)
+    monkeypatch.setattr(job_saver, "CHECKPOINT_SECONDS", 0.1)
     kept = []
 
     def keep(saved):
@@ -286,7 +287,7 @@ def test_processes_start_beside_the_coordinator(spec, pretend, monkeypatch):
 
 
 def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
-    monkeypatch.setattr(control, "SAY_SECONDS", 0.05)
+    monkeypatch.setattr(starting, "SAY_SECONDS", 0.05)
     said = []
     with LiveSystem(spec, PretendProcesses(spec.job, join_seconds=0.3), say=said.append):
         ready, first, last = said  # one line for each step, however long it takes
@@ -309,7 +310,7 @@ def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(l
     def and_then_it_changes(make):
         carry_out(make)
         if changes:
-            live.control.branches[child].setting = changes.pop()
+            live.control.view.branches[child].setting = changes.pop()
 
     pretend.stop([f"worker/{start.workers[2]}"])
     monkeypatch.setattr(live.control, "carry_out", and_then_it_changes)
@@ -519,7 +520,7 @@ def test_another_branch_runs_on_the_survivors_of_its_setting(live, pretend):
     assert live.perform(Run(clocks=5)).setting == pretend.branches[0].setting
 
 
-@pytest.mark.parametrize(("name", "work"), [("server/n4", "_repair"), ("worker/n1", "restore")])
+@pytest.mark.parametrize(("name", "work"), [("server/n4", "repair"), ("worker/n1", "restore")])
 def test_a_loss_is_repaired_before_branches_are_forked_or_freed(live, pretend, name, work):
     child = live.perform(Fork(0))
     live.perform(Run(clocks=5, branch=child))

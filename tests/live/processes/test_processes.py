@@ -8,9 +8,19 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from harness.live.coordinator.coordinator import Coordinator
+from harness.live.coordinator.job_reports import JobReports
+from harness.live.coordinator.process_requests import ProcessRequests
+from harness.live.coordinator.state_requests import StateRequests
+from harness.live.coordinator.training_requests import TrainingRequests
 from harness.live.processes import coordinator_process
-from harness.live.processes.client import CoordinatorClient, RemoteCoordinator, TrainingControl
+from harness.live.processes.client import (
+    CoordinatorClient,
+    ProcessQuestions,
+    RemoteCoordinator,
+    ReportQuestions,
+    StateQuestions,
+    TrainingQuestions,
+)
 from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores
 from harness.live.transport.zeromq import ZmqTransport
@@ -18,21 +28,42 @@ from tests.live.support.counting_job import HERE, MEMBERS, SETTING, SIZE, minus_
 from tests.live.support.pretend import PretendCoordinator
 from tuners import policies
 
-TRAINING = {name: m for name, m in vars(TrainingControl).items() if not name.startswith("_")}
-OF_PROCESS = {name: m for name, m in vars(CoordinatorClient).items() if not name.startswith("_")}
-OWNERS = [(Coordinator, TRAINING), (CoordinatorProcess, OF_PROCESS), (RemoteCoordinator, TRAINING | OF_PROCESS)]
+
+def questions_of(kind):
+    return {name: method for name, method in vars(kind).items() if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(("owner", "questions"), OWNERS, ids=[owner.__name__ for owner, _ in OWNERS])
-def test_questions_are_found_by_their_names(owner, questions):
-    assert {"put", "address"} & questions.keys()
+ANSWERED_BY = {
+    StateRequests: questions_of(StateQuestions),
+    TrainingRequests: questions_of(TrainingQuestions),
+    ProcessRequests: questions_of(ProcessQuestions),
+    JobReports: questions_of(ReportQuestions),
+    CoordinatorProcess: questions_of(CoordinatorClient),
+}
+QUESTIONS = {name: method for questions in ANSWERED_BY.values() for name, method in questions.items()}
+
+
+@pytest.mark.parametrize("owner", [*ANSWERED_BY, RemoteCoordinator], ids=lambda owner: owner.__name__)
+def test_questions_are_found_by_their_names(owner):
+    questions = ANSWERED_BY.get(owner, QUESTIONS)
+    assert {"begin", "put", "place", "poll", "address"} & questions.keys()
     assert [name for name in questions if not hasattr(owner, name)] == []
+
+
+def test_no_two_owners_answer_the_same_question():
+    assert len(QUESTIONS) == sum(map(len, ANSWERED_BY.values()))
+
+
+@pytest.mark.parametrize("name", ["receive", "ledger", "_record", "__init__"])
+def test_nothing_else_can_be_asked(name, tmp_path):
+    with threads(tmp_path) as job, pytest.raises(AttributeError, match=f"Cannot ask the coordinator for '{name}'"):
+        job.coordinator.ask(name)
 
 
 def test_a_pretended_coordinator_answers_as_a_real_one():
     for name, method in vars(PretendCoordinator).items():
         if not name.startswith("_"):
-            assert arguments(method) == arguments((TRAINING | OF_PROCESS)[name]), name
+            assert arguments(method) == arguments(QUESTIONS[name]), name
 
 
 def arguments(function):

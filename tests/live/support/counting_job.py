@@ -13,7 +13,7 @@ from harness.live.processes.coordinator_process import CoordinatorProcess
 from harness.live.processes.host import Cores
 from harness.live.protocol.blocks import Layout
 from harness.live.transport.zeromq import KeyPair, ZmqTransport
-from harness.live.worker.worker import Computed
+from harness.live.worker.tasks import Computed
 from tuners import policies
 from tuners.actions import Setting, Target
 

@@ -122,8 +122,8 @@ class FaultyJob:
 
     def _state(self) -> Iterator[str]:
         control = self.live.control
-        seen = control.runtime.latest
-        yield f"running {control.running}, away {sorted(control.losses.away)}, starting {sorted(control.runtime.starting)}"
+        seen, away, starting = control.runtime.latest, sorted(control.losses.away), sorted(control.runtime.starting)
+        yield f"running {control.view.running}, away {away}, starting {starting}"
         yield f"members {dict(seen.members)}, moving {seen.moving}, recovering {seen.recovering}, durable {seen.durable}"
         work: Any = control.procedure
         while work is not None:

@@ -42,7 +42,9 @@ class Audit:
         getattr(self, "_" + action.replace(" ", "_"))()
 
     def servers(self):
-        return sorted(n for n in self.memory.cores if n.startswith("server/") and n in self.memory.coordinator.members)
+        return sorted(
+            n for n in self.memory.cores if n.startswith("server/") and n in self.memory.coordinator.ledger.members
+        )
 
     def workers(self):
         return sorted(n for n in self.memory.cores if n.startswith("worker/"))
@@ -54,7 +56,7 @@ class Audit:
         owners = ()
         if self.memory.job.tables is not None:
             owners = tuple(self.rng.choice(chosen) for _ in range(self.memory.layout.count))
-        self.memory.coordinator.place(
+        self.memory.coordinator.processes.place(
             tuple(chosen), shares, owners=owners, on_demand=on_demand, at_once=self.rng.randint(1, 4)
         )
         self.changes += 1
@@ -70,12 +72,12 @@ class Audit:
             self._die(self.rng.choice(self.workers()))
 
     def _server_dies(self):
-        if len(self.servers()) > 1 and not self.memory.coordinator.recovering:
+        if len(self.servers()) > 1 and not self.memory.coordinator.views.recovering:
             self._die(self.rng.choice(self.servers()))
 
     def _die(self, name):
         alive = {*self.servers(), COORDINATOR} - {name}
-        if not all(h & alive for h in self.memory.coordinator.holders.values()):
+        if not all(h & alive for h in self.memory.coordinator.ledger.holders.values()):
             return  # the last copy
         if self.rng.random() < 0.3:  # it is only treated as dead
             self.memory.zombies.append(self.memory.cores[name])
@@ -86,16 +88,16 @@ class Audit:
 
     def _coordinator_dies(self):
         alive = set(self.servers())
-        if not all(h & alive for h in self.memory.coordinator.holders.values()):
+        if not all(h & alive for h in self.memory.coordinator.ledger.holders.values()):
             return
         self.memory.restart_coordinator()
         self.changes += 1
 
     def _snapshot(self):
-        self.memory.coordinator.snapshot(save=self.rng.random() < 0.3)
+        self.memory.coordinator.states.snapshot(save=self.rng.random() < 0.3)
 
     def _worker_comes(self):
-        self._come("worker", self.memory.coordinator.branches[0].setting.workers)
+        self._come("worker", self.memory.coordinator.branches.by_number[0].setting.workers)
 
     def _server_comes(self):
         self._come("server", NODES)
@@ -106,22 +108,22 @@ class Audit:
             self.memory.start(self.rng.choice(lacking))
 
     def _put(self):
-        old = self.memory.coordinator.branches[0].setting
+        old = self.memory.coordinator.branches.by_number[0].setting
         workers = tuple(self.rng.sample(NODES[:4], self.rng.randint(1, 4)))
         for worker in workers:
             if messages.worker(worker) not in self.memory.cores:
                 self.memory.start(messages.worker(worker))
         setting = Setting(workers=workers, servers=old.servers, policy=old.policy, learning_rate=-1.0, momentum=1.0)
-        self.memory.coordinator.put(0, setting)
+        self.memory.coordinator.training.put(0, setting)
         self.changes += 1
 
     def _retire(self):
         coordinator = self.memory.coordinator
-        owning = set(coordinator.owners.values())
+        owning = set(coordinator.ledger.table.values())
         idle = [s for s in self.servers() if s not in owning]
-        goal = coordinator.goal
+        goal = coordinator.moves.goal
         if idle and not (goal and set(goal.servers) & set(idle)):
-            coordinator.retire(idle[:1])
+            coordinator.processes.retire(idle[:1])
 
     def _tick(self):
         self.memory.seconds += 1e7
@@ -135,29 +137,29 @@ class Audit:
             self.losses += 1
 
     def _fork(self):
-        branches = self.memory.coordinator.branches
+        branches = self.memory.coordinator.branches.by_number
         if len(branches) < 3:
             parent = self.rng.choice(sorted(branches))
-            self.memory.coordinator.fork(parent, branches[parent].setting, testing=self.rng.random() < 0.3)
+            self.memory.coordinator.training.fork(parent, branches[parent].setting, testing=self.rng.random() < 0.3)
 
     def _free(self):
-        others = sorted(set(self.memory.coordinator.branches) - {0})
+        others = sorted(set(self.memory.coordinator.branches.by_number) - {0})
         if others:
-            self.memory.coordinator.free(self.rng.choice(others))
+            self.memory.coordinator.training.free(self.rng.choice(others))
             self._switch()
 
     def _finish(self):
-        self.memory.coordinator.finish()
+        self.memory.coordinator.training.finish()
         self.memory.steps(self.rng.choice([0, 20, 200]))
         self._switch()
 
     def _switch(self):
         coordinator = self.memory.coordinator
-        coordinator.run(self.rng.choice(sorted(coordinator.branches)))
+        coordinator.training.run(self.rng.choice(sorted(coordinator.branches.by_number)))
 
     def check_always(self):
         """No worker is beyond the bound of SSP, and no block has two owners."""
-        for branch in self.memory.coordinator.branches.values():
+        for branch in self.memory.coordinator.branches.by_number.values():
             clocks = branch.clocks[branch.active]
             if branch.policy.name.startswith(("ssp", "bsp")) and len(clocks):
                 bound = int(branch.state.bound)
@@ -166,7 +168,7 @@ class Audit:
         assert len(owned) == len(set(owned)), "two owners"
 
     def same_view(self, name):
-        return self.memory.cores[name].view == self.memory.coordinator.view
+        return self.memory.cores[name].view == self.memory.coordinator.ledger.view
 
     def check_at_rest(self):
         memory = self.memory
@@ -178,7 +180,7 @@ class Audit:
         assert expected.keys() == memory.pushes.keys()
         for branch, model in expected.items():
             np.testing.assert_array_equal(memory.model(branch), model)
-        lost = memory.coordinator.poll({}).lost_pushes
+        lost = memory.coordinator.reports.poll({}).lost_pushes
         in_force = sum(e.accept for e in memory.history.values() if isinstance(e, CommitEntry))
         assert in_force + lost == memory.acknowledged
 

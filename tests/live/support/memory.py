@@ -13,7 +13,8 @@ from harness.live.protocol.log import CommitEntry, ForkEntry, FreeEntry
 from harness.live.protocol.messages import COORDINATOR
 from harness.live.server.server import Server
 from harness.live.server.store import Store
-from harness.live.worker.worker import Computed, Worker
+from harness.live.worker.tasks import Computed
+from harness.live.worker.worker import Worker
 from tuners import policies
 from tuners.actions import Setting, Target
 
@@ -88,14 +89,16 @@ class Memory:
         self.coordinator = Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
         self.policy = policy or policies.named(setting.policy, setting.staleness)
         if begun is None:
-            self.coordinator.begin(setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters)
+            self.coordinator.states.begin(
+                setting, self.policy, np.zeros(size, np.float32) if parameters is None else parameters
+            )
         else:
-            self.coordinator.begin_from(*begun)
+            self.coordinator.states.begin_from(*begun)
         for name in (*map(messages.server, setting.servers), *map(messages.worker, setting.workers)):
             self.start(name)
         self.drain()
         self.recover()
-        self.coordinator.run(0)
+        self.coordinator.training.run(0)
 
     # ------------------------------------------------------------------------------------------------------- processes
 
@@ -127,7 +130,7 @@ class Memory:
                 Worker(name, self.generations[name], self.layout, send, self.now, self.computer(name, core), rows_of=rows_of)
             )
         self.cores[name] = core[0]
-        self.coordinator.expect(name, self.generations[name])
+        self.coordinator.processes.expect(name, self.generations[name])
         core[0].hello()
 
     def computer(self, name, core):
@@ -164,13 +167,13 @@ class Memory:
 
     def lose(self, names):
         """Tell the coordinator of deaths; it recovers if it must."""
-        self.coordinator.lose(names)
-        if self.coordinator.recovering:
+        self.coordinator.processes.lose(names)
+        if self.coordinator.views.recovering:
             self.recover()
 
     def recover(self):
-        there = [n for n in self.cores if n.startswith("server/") and n in self.coordinator.members]
-        self.coordinator.recover(tuple(sorted(there)), (1 / len(there),) * len(there))
+        there = [n for n in self.cores if n.startswith("server/") and n in self.coordinator.ledger.members]
+        self.coordinator.processes.recover(tuple(sorted(there)), (1 / len(there),) * len(there))
 
     def restart_coordinator(self):
         """The coordinator dies, and another continues from its journal."""
@@ -178,9 +181,9 @@ class Memory:
             if COORDINATOR in pair:
                 self.channels[pair].clear()
         self.coordinator = self.restored()
-        dead = [n for n in self.coordinator.members if n not in self.cores]
+        dead = [n for n in self.coordinator.ledger.members if n not in self.cores]
         if dead:
-            self.coordinator.lose(dead)
+            self.coordinator.processes.lose(dead)
         self.recover()
 
     def restored(self):
@@ -296,8 +299,8 @@ class Memory:
     def push(self, name):
         """All workers compute; then the push of one of them is completed."""
         self.compute_all()
-        pushes = self.pushes[self.coordinator.running]
-        while self.pushes[self.coordinator.running] == pushes:
+        pushes = self.pushes[self.coordinator.branches.running]
+        while self.pushes[self.coordinator.branches.running] == pushes:
             self.deliver(self.rng.choice([p for p in self.pending() if p[0] == name or not self.is_push(p)]))
         self.compute_all()
 
@@ -317,10 +320,10 @@ class Memory:
 
     def settle(self):
         """Pause training and deliver all messages until recovery and moves are over."""
-        self.coordinator.rest()
+        self.coordinator.training.rest()
         self.drain()
         for _ in range(100):
-            if not (self.coordinator.recovering or self.coordinator.moving):
+            if not (self.coordinator.views.recovering or self.coordinator.moves.remaining):
                 return
             self.drain()
         raise AssertionError("The job does not settle.")
@@ -330,7 +333,7 @@ class Memory:
     def model(self, branch=0, vector="parameters"):
         """A vector of a branch, put together from the owners of its blocks."""
         made = np.full(self.layout.size, np.nan, np.float32)
-        for block, owner in self.coordinator.owners.items():
+        for block, owner in self.coordinator.ledger.table.items():
             span = self.layout.span((block, block + 1))
             store = self.stores[owner]
             assert any(block in blocks for blocks in self.cores[owner].blocks), f"{owner} does not have block {block}"
@@ -340,18 +343,18 @@ class Memory:
 
     def saved(self):
         """The arguments of `begin_from` for another job, or for this one; training goes on meanwhile."""
-        index = self.coordinator.snapshot(save=True)
-        while self.coordinator.durable < index:
+        index = self.coordinator.states.snapshot(save=True)
+        while self.coordinator.ledger.durable < index:
             self.step()
-        return self.coordinator.checkpoint(index), self.coordinator.saved(index), self.policies
+        return self.coordinator.states.checkpoint(index), self.coordinator.states.saved(index), self.policies
 
     @property
     def policies(self):
-        return {n: branch.policy for n, branch in self.coordinator.branches.items()}
+        return {n: branch.policy for n, branch in self.coordinator.branches.by_number.items()}
 
     @property
     def pushes(self):
-        return {n: branch.pushes for n, branch in self.coordinator.branches.items()}
+        return {n: branch.pushes for n, branch in self.coordinator.branches.by_number.items()}
 
 
 def start(rng=None, workers=3, servers=2, policy="asp", **changes):

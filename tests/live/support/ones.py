@@ -19,7 +19,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.processes.runtime import Procedure
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import Computed, WorkerTask
+from harness.live.worker.tasks import Computed, WorkerTask
 
 __all__ = ["ONES", "ManyOnes", "Ones", "counted"]
 
@@ -101,6 +101,6 @@ def counted(live: LiveSystem) -> tuple[int, int, NDArray[np.float32]]:
         while not vectors:
             control.carry_out(read)
         control.update()
-        clocks, lost = live.job_status().clocks, control.lost_pushes
+        clocks, lost = live.job_status().clocks, control.view.lost_pushes
         coordinator.run(0)
     return clocks, lost, vectors["parameters"]

@@ -9,7 +9,7 @@ from harness.drive import play
 from harness.live.protocol.messages import Release
 from harness.live.worker.emulated_compute import EmulatedCompute
 from harness.live.worker.spec import Spec
-from harness.live.worker.worker import WorkerTask
+from harness.live.worker.tasks import WorkerTask
 from harness.scenario import system
 from tuners.actions import Run
 

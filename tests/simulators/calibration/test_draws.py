@@ -1,5 +1,7 @@
 """Draws of calibrated constants: written by a calibration, read back together, and refused where there are none."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,17 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
         draw_of(path, 1)
     path.write_text("[mine]\ncores = 4\n")
     assert draw_of(path, 1) is None
+
+
+def test_a_file_that_was_written_again_gives_its_new_draws(tmp_path):
+    """Also where the file system's clock has not ticked in between, or where a copy kept the time of modification."""
+    path = tmp_path / "made.toml"
+    path.write_text(calibrated_toml(sample_seconds=(0.01, 0.03)))
+    before = path.stat()
+    assert draw_of(path, 2).constants["toy"]["sample_seconds"] == 0.03
+    path.write_text(calibrated_toml(sample_seconds=(0.01, 0.04)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert draw_of(path, 2).constants["toy"]["sample_seconds"] == 0.04
 
 
 def test_draws_are_of_the_bootstrap_that_the_intervals_are_of(tmp_path):

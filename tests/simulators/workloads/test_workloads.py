@@ -36,13 +36,13 @@ PARAMETERS["digits-lstm"] = (8 + 16 + 1) * 4 * 16 + 17 * 10
 
 def size(proxy):
     """Number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(proxy.init, jax.random.key(0))))
+    return sum(leaf.size for leaf in jax.tree.leaves(proxy.init(0)))
 
 
 @cache
 def start(name):
-    """A named workload's parameters at key 0."""
-    return jax.tree.map(np.asarray, jax.jit(workload(name).proxy.init)(jax.random.key(0)))
+    """A named workload's parameters with seed 0."""
+    return workload(name).proxy.init(0)
 
 
 def test_public_names_exist():
@@ -311,9 +311,8 @@ def test_text_has_no_classes_to_be_divided_by():
 
 
 @pytest.mark.parametrize("name", ["digits-cnn", "digits-mlp", "ratings-mf"])
-def test_the_key_decides_the_start(name):
-    init = jax.jit(workload(name).proxy.init)
-    once, again, other = (jax.tree.leaves(init(jax.random.key(k))) for k in (0, 0, 1))
+def test_the_seed_decides_the_start(name):
+    once, again, other = (jax.tree.leaves(workload(name).proxy.init(seed)) for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(once, again, strict=True))
     assert not np.array_equal(once[-1], other[-1])
 
@@ -335,7 +334,7 @@ def test_the_convolutional_network_equals_one_of_jax_own_convolutions(cifar_fold
     """Three channels, biases that are not 0: convolution, ReLU, 2x2 maximum, twice, then a dense layer."""
     rng = np.random.default_rng(0)
     proxy = workload("cifar10-cnn", {"valid_samples": 0, "width": 4, "model.hidden": ()}, cifar_folder).proxy
-    start = jax.tree.map(np.asarray, proxy.init(jax.random.key(0)))
+    start = proxy.init(0)
     parameters = jax.tree.map(lambda w: w + 0.1 * rng.normal(size=w.shape).astype(np.float32), start)
     images, labels = proxy.valid
     x = images.reshape(-1, 32, 32, 3)
@@ -352,7 +351,7 @@ def test_the_convolutional_network_equals_one_of_jax_own_convolutions(cifar_fold
 def test_long_short_term_memory_is_its_equations():
     """Against numpy, gate by gate and row by row."""
     proxy = workload("digits-lstm", {"width": 3}).proxy
-    parameters = jax.tree.map(np.asarray, proxy.init(jax.random.key(1)))
+    parameters = proxy.init(1)
     parameters["cell"]["b"] = np.linspace(-1, 1, 12).astype(np.float32)
     x, y = (np.asarray(a[:5]) for a in proxy.train)
     h = c = np.zeros((5, 3))
@@ -374,14 +373,12 @@ def test_mnist_workloads(name, mnist_folder):  # noqa: F811
     made = workload(name, {"valid_samples": 0}, mnist_folder)
     assert made.samples == 30
     assert size(made.proxy) == 203_530
-    assert jax.eval_shape(made.proxy.losses, jax.eval_shape(made.proxy.init, jax.random.key(0)), made.proxy.valid).shape == (
-        10,
-    )
+    assert jax.eval_shape(made.proxy.losses, made.proxy.init(0), made.proxy.valid).shape == (10,)
 
 
 def test_cifar10_workload(cifar_folder):  # noqa: F811
     made = workload("cifar10-cnn", {"valid_samples": 0, "width": 4}, str(cifar_folder))
-    losses = jax.jit(made.proxy.losses)(jax.jit(made.proxy.init)(jax.random.key(0)), made.proxy.valid)
+    losses = jax.jit(made.proxy.losses)(made.proxy.init(0), made.proxy.valid)
     assert losses.shape == (4,)
     assert np.isfinite(losses).all()
     assert size(made.proxy) == 9 * 3 * 4 + 4 + 9 * 4 * 8 + 8 + 8 * 8 * 8 * 64 + 64 + 64 * 10 + 10

@@ -288,6 +288,17 @@ def test_a_spike_above_the_untrained_loss_asks_for_a_cooler_rate():
     assert answers.changes()[0].learning_rate == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("batches", "hurt"), [(1, False), (math.inf, True)])
+def test_a_model_is_not_called_worse_than_an_untrained_one_that_a_single_mini_batch_has_told(batches, hurt):
+    """The first mini-batch had half of the others' loss by chance, so the rate came down by decades."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=1.0, momentum=0.0))
+    begun, draws = course(made), np.random.default_rng(0)
+    begun.gauge.begin(0.5, batches=batches)
+    answers = Answers(made, lambda setting, clocks: list(np.exp(0.35 * draws.standard_normal(clocks))))
+    answers.run(begun.find_heat(begun.heat))
+    assert any("worse than untrained" in a.reason for a in answers.asked if isinstance(a, Reconfigure)) is hurt
+
+
 def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
     """A hot rate had damaged the model, a few lucky mini-batches chose it all the same, and it never reached its target."""
     made = of(space=(RATE,))

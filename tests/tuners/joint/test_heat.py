@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.toy import job
 from tuners.actions import Setting
-from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, heat
+from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, heat, outer_heat
 from tuners.settings import Choice, Integer, Real
 
 RATE = Real("learning_rate", 0.001, 1.0, log=True)
@@ -66,3 +66,25 @@ def test_workers_double_and_halve_within_their_knob():
     assert len(axis.scaled(keep(2), 2.0).workers) == 4
     assert axis.scaled(keep(4), 2.0) == keep(4)
     assert len(axis.scaled(keep(4), 0.5).workers) == 2
+
+
+OUTER = (Real("outer_rate", 0.3, 1.5), Real("outer_momentum", 0.0, 0.9))
+
+
+def test_where_the_rate_is_held_the_servers_rate_for_local_steps_is_heat():
+    """Jobs that free local steps and the outer optimizer alone ran as they had begun."""
+    axis = heat(job_with(Integer("local_steps", 1, 64, log=True), *OUTER), keep)
+    start = replace(job().start, outer_rate=1.0, outer_momentum=0.0)
+    assert isinstance(axis, RateHeat)
+    hot = axis.scaled(start, 7.0)
+    assert (hot.outer_rate, axis.of(hot)) == (1.5, pytest.approx(7.0))
+    assert hot.learning_rate == start.learning_rate
+    assert axis.words(hot) == "effective outer rate 7"
+
+
+def test_the_usual_outer_rate_is_that_of_rounds_and_1_where_pushes_come_one_by_one():
+    of = job_with(*OUTER)
+    rounds = replace(of, start=replace(of.start, policy="bsp"))
+    assert outer_heat(rounds).expected.median == pytest.approx(0.7 / (1 - 0.9))
+    assert outer_heat(replace(of, start=replace(of.start, policy="asp"))).expected.median == 1.0
+    assert outer_heat(job_with(RATE)) is None

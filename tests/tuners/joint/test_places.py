@@ -271,3 +271,48 @@ def test_roles_of_a_job_that_learns_are_its_own_choice_and_those_of_one_that_cou
     """Cruise's measurements took 705 s, of a job that the best fixed setting ends in 284 s."""
     of = roles_free()
     assert next(joint(of)) != next(joint(replace(of, target=replace(of.target, metric="clocks", value=1e6))))
+
+
+# ------------------------------------------------------------------------------------------------------------ local steps
+
+
+def slow_link(compute, steps=1):
+    """A job of local steps, whose cycle begins with `steps` of them, and answers in which a mini-batch takes `compute`
+    seconds, and the transfers of a push 4 s."""
+    of = job("local steps")
+    of = replace(of, start=replace(of.start, local_steps=steps, policy="bsp"), budget_seconds=1e5)
+    answers, begun = Answers(of, flat), [steps]  # local steps of the cycles that have begun
+    answer = answers.answer
+
+    def timed(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        seconds = compute * (begun.pop() if begun else answers.settings[action.branch].local_steps)
+        answers.now += seconds + 4.0
+        return window(of, [1.0] * action.clocks, [answers.now] * action.clocks, compute=seconds, pull=2.0)
+
+    answers.answer = timed
+    return of, answers
+
+
+@pytest.mark.parametrize(("compute", "more"), [(0.1, True), (20.0, False)])
+def test_where_a_push_takes_longer_than_a_mini_batch_workers_take_more_local_steps(compute, more):
+    """It knew no local steps: of 20 jobs behind slow links, 10 missed their target that other tuners reach."""
+    of, answers = slow_link(compute)
+    begun = course(of)
+    answers.run(begun.measure())
+    answers.run(begun.place())
+    assert (begun.training.setting.local_steps > 4) is more
+    assert (begun.training.setting.local_steps == 1) is not more
+
+
+def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
+    """The first cycles are still of many steps, so that a mini-batch seemed to take twice as long as it does."""
+    of, answers = slow_link(1.0, steps=16)
+    begun = course(of, prior=True)
+    answers.run(begun.begin())
+    assert begun.training.setting.local_steps == 8
+    assert begun.training.setting.outer_rate == 1.5  # as far as the knob reaches: there is no outer momentum
+    answers.run(begun.measure())
+    seconds = [begun.system.push_seconds(replace(begun.training.setting, local_steps=n)) for n in (8, 16)]
+    assert (seconds[1] - seconds[0]) * len(of.start.workers) == pytest.approx(8.0, rel=0.2)

@@ -87,3 +87,14 @@ def test_pulls_that_were_begun_before_a_change_are_not_measured_as_those_after_i
     predicted = model.push_seconds(of.start)
     assert not model.learn(of.start, window(of, [1.0] * 8, [10.0 + 0.1 * i for i in range(8)], pull=9.0), since_seconds=3.0)
     assert model.push_seconds(of.start) == predicted
+
+
+def test_local_steps_take_the_seconds_of_as_many_mini_batches_and_one_exchange():
+    of = toy_job("local steps")
+    model, one = SystemModel(of), of.start
+    model.learn(one, window(of, [1.0] * 12, start=100.0, compute=2.0))
+    single, many = model.push_seconds(one), model.push_seconds(replace(one, local_steps=8))
+    seen = SystemModel(of)
+    seen.learn(replace(one, local_steps=8), window(of, [1.0] * 12, start=100.0, compute=16.0))
+    assert many == pytest.approx(seen.push_seconds(replace(one, local_steps=8)), rel=0.05)
+    assert 7 < many / single < 8

@@ -26,7 +26,8 @@ from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
 from simulators.engine.loop import Records
-from tuners.actions import Decision, Push, Setting, Status, SyncPolicy, Target
+from tuners.actions import Decision, Push, Rejected, Setting, Status, SyncPolicy, Target
+from tuners.system import check_no_table, check_no_timers
 
 __all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "PushFacts", "Shards"]
 
@@ -48,6 +49,17 @@ class LiveJob:
     shards: Callable[[Setting], Shards]
     snapshot_commits: int = 0  # take a snapshot every so many; 0: max(20, 4 per worker)
     retry_seconds: float = 2.0  # retransmit after this time; the wait doubles each time
+
+    def check(self, policy: SyncPolicy) -> None:
+        """Raise Rejected for a policy that probes, where gradients are grouped, and for one that sets timers or needs a
+        table."""
+        check_no_timers(policy)
+        check_no_table(policy)
+        if policy.probes and self.aggregation != "each":
+            raise Rejected(
+                f"Cannot install {policy.name}, which asks for losses before and after every push: here the servers apply "
+                f'the {self.aggregation} of a group; use aggregation = "each".'
+            )
 
     @cached_property
     def workers(self) -> tuple[str, ...]:

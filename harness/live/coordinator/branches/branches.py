@@ -18,7 +18,7 @@ __all__ = ["Branches"]
 class Branches:
     """All branches, by number. One of them trains at a time."""
 
-    kept = ("by_number", "running", "finishing", "next_number")
+    journaled = ("by_number", "running", "finishing", "next_number")
 
     def __init__(self, job: LiveJob, ledger: Ledger, now: Callable[[], float]) -> None:
         self._job, self._ledger, self._now = job, ledger, now

@@ -12,7 +12,7 @@ __all__ = ["PendingPushes"]
 class PendingPushes:
     """What has arrived of the push of each worker, by the worker's number."""
 
-    kept = ("undecided",)
+    journaled = ("undecided",)
 
     def __init__(self, blocks: int) -> None:
         """`blocks`: of the model."""

@@ -9,6 +9,7 @@ from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.coordinator.membership.membership import Membership
+from harness.live.coordinator.membership.worker_tables import WorkerTables
 from harness.live.protocol.messages import ProbeLoss, Release, ResendPush, Rest
 
 __all__ = ["Releases"]
@@ -17,18 +18,20 @@ __all__ = ["Releases"]
 class Releases:
     """Releases of the running branch's workers; those of another branch are due when it runs."""
 
-    kept = ("last", "slowdown")
+    journaled = ("last", "slowdown")
 
     def __init__(
         self,
         job: LiveJob,
         ledger: Ledger,
         membership: Membership,
+        tables: WorkerTables,
         branches: Branches,
         pending: PendingPushes,
         now: Callable[[], float],
     ) -> None:
-        self._job, self._ledger, self._membership, self._now = job, ledger, membership, now
+        self._job, self._ledger, self._now = job, ledger, now
+        self._membership, self._tables = membership, tables
         self._branches, self._pending = branches, pending
         self.last = 0  # the number of the last cycle
         self.slowdown: dict[str, float] = {}  # by node, of those that are emulated
@@ -59,7 +62,7 @@ class Releases:
         name = self._job.workers[worker]
         self._membership.released[name] = self.last
         # Before the release, so that the worker addresses its pulls by the new table.
-        self._membership.update_table(name)
+        self._tables.update(name)
         self._ledger.tell(name, self._release_of(branch, worker, unasked=unasked))
 
     def _release_of(self, branch: CoordinatorBranch, worker: int, *, unasked: bool = False) -> Release:
@@ -91,12 +94,10 @@ class Releases:
         """A worker was heard, or told something new: wait anew before it is asked again."""
         self._asked[worker] = self._now(), self._job.retry_seconds
 
-    def ask_again(self) -> bool:
-        """Repeat messages that workers have not answered for too long; the next time, wait twice as long. Returns whether
-        the running branch waits for something."""
-        branch, now, late = self._branches.current, self._now(), False
-        if branch is None or branch.status != "running":
-            return False
+    def ask_again(self, branch: CoordinatorBranch) -> bool:
+        """Repeat messages that workers of the running branch have not answered for too long; the next time, wait twice as
+        long. Returns whether there were any."""
+        now, late = self._now(), False
         for worker, cycle in branch.busy.items():
             since, wait = self._asked.get(worker, (0.0, self._job.retry_seconds))
             if now - since > wait:
@@ -107,4 +108,4 @@ class Releases:
                 else:  # the release, the push, or both are lost; a worker ignores what it has already
                     self._ledger.tell(name, self._release_of(branch, worker))
                     self._ledger.tell(name, ResendPush(cycle.number))
-        return late or self._membership.recovering
+        return late

@@ -18,7 +18,19 @@ __all__ = ["Ledger"]
 class Ledger:
     """The log and its readers. An appended entry is written to the journal first, then sent to all servers."""
 
-    kept = ("index", "entries", "durable", "holders", "view", "generation", "table", "table_index", "members", "expected")
+    journaled = (
+        "index",
+        "entries",
+        "durable",
+        "holders",
+        "view",
+        "generation",
+        "table",
+        "table_index",
+        "members",
+        "expected",
+        "retiring",
+    )
 
     def __init__(self, layout: Layout, send: Send, journal: Journal) -> None:
         self.layout, self.send, self.journal = layout, send, journal
@@ -33,6 +45,7 @@ class Ledger:
         self.table_index = 0  # of the entry that changed the table last
         self.members: dict[str, int] = {}  # generations of the processes that have joined
         self.expected: dict[str, int] = {}  # generations that may join
+        self.retiring: dict[str, int] = {}  # processes that leave once the log is durable up to this entry
         self.reset()
 
     def reset(self) -> None:
@@ -50,6 +63,11 @@ class Ledger:
     def workers(self) -> list[str]:
         """Workers that have joined, the evaluator included, sorted."""
         return sorted(m for m in self.members if m.startswith("worker/"))
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """The lowest generation of each process that is accepted, the coordinator's included."""
+        return {**self.members, COORDINATOR: self.generation}
 
     def tell(self, receiver: str, head: Head, arrays: tuple[Array, ...] = ()) -> None:
         """Send a message of the present view and generation."""

@@ -25,7 +25,7 @@ class Goal(NamedTuple):
 class Moves:
     """Changes the table of owners into the goal: some blocks at a time, or all at once and sent on demand."""
 
-    kept = ("goal",)
+    journaled = ("goal",)
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -38,6 +38,11 @@ class Moves:
     def remaining(self) -> int:
         """Blocks that are not yet where the goal wants them."""
         return len(self.under_way) + sum(len(blocks - self.under_way.keys()) for blocks, _, _ in self._wanted())
+
+    @property
+    def ends(self) -> set[str]:
+        """The servers that blocks in transfer leave, or will reach."""
+        return {name for pair in self.under_way.values() for name in pair}
 
     def _wanted(self) -> list[tuple[Blocks, str, str]]:
         if self.goal is None:

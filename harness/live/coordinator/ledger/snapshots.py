@@ -6,7 +6,7 @@ with one server the coordinator is the backup.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -33,13 +33,16 @@ class Snapshots:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger, self.keeper = ledger, Keeper(ledger.layout)
         self.under_way: dict[int, dict[int, set[str]]] = {}  # holders, by index and block
+        self.uncopied = 0  # pushes since the last snapshot
         self._saves: set[int] = set()
         self._states: dict[int, bytes] = {}  # of the coordinator, at snapshots taken with `save`
         self._saved: tuple[int, tuple[Piece, ...]] = (-1, ())
 
-    def take(self, retiring: Collection[str], *, save: bool = False) -> int:
-        """Begin a snapshot; returns its index. Servers that are `retiring` are backups of none."""
-        ring = [s for s in self._ledger.servers if s not in retiring]
+    def take(self, *, save: bool = False) -> int:
+        """Begin a snapshot; returns its index. With `save`, the coordinator gets a copy, too."""
+        self.uncopied = 0
+        # Servers that shall leave are backups of none.
+        ring = [s for s in self._ledger.servers if s not in self._ledger.retiring]
         backups = {s: _next(ring, s) for s in self._ledger.servers}
         index = self._ledger.append(SnapshotEntry(backups, save))
         self.under_way[index] = {}

@@ -1,7 +1,9 @@
 """Ringleader ASGD: its algorithm in the engine, its rounds, and its effect where workers have different data."""
 
+import re
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given
 
 import harness
 from simulators.cluster.conditions import Conditions, NodeChange
+from simulators.engine import learning as engine
+from simulators.engine import loop
 from simulators.jobs import drawn
 from tests.simulators.engine.test_embedding import made as sparse_job
 from tests.support.small_jobs import MODEL, assert_same_bytes, branch, job, learning, plain_job, system, together
@@ -98,6 +102,47 @@ def test_a_round_goes_on_where_a_worker_is_lost():
     after = simulated.perform(Run(clocks=40))
     assert after.setting.workers == ("a", "c")
     assert int(branch(simulated).clock.version) - before > 20
+
+
+def test_the_mean_is_over_the_workers_that_are_there():
+    """The servers' part of a push against sums and lists, while workers leave and come back."""
+    job, rng = installed().branches[0], np.random.default_rng(0)
+    model, inputs, learned = job.program.model, job.inputs, job.state.learned
+    nodes = len(inputs.active)
+    apply_push = jax.jit(engine.apply_push, static_argnums=0)
+    this, following, there, used = {}, {}, np.array(inputs.active), 0
+    for number in range(120):
+        if number % 10 == 9:
+            there[rng.integers(3)] ^= True
+        worker, later, turn, accept = int(rng.integers(3)), rng.random() < 0.3, rng.random() < 0.1, rng.random() < 0.9
+        gradients = {k: rng.normal(size=(nodes, *v.shape)).astype(np.float32) for k, v in learned.parameters.items()}
+        learned, before = learned._replace(gradients=gradients), learned.parameters
+        if accept:
+            (following if later else this).setdefault(worker, []).append({k: v[worker] for k, v in gradients.items()})
+        counted = [found for w, found in this.items() if there[w] or (accept and w == worker)]
+        learned = apply_push(
+            model, inputs._replace(active=there.copy()), learned, worker, accept, bool(counted), 1, (later, turn)
+        )
+        for name in before if counted else ():
+            mean = np.mean([np.mean([g[name] for g in found], axis=0) for found in counted], axis=0)
+            step = (before[name] - learned.parameters[name]) / inputs.learning_rate
+            np.testing.assert_allclose(step, mean, rtol=1e-4, atol=1e-4)
+            used += 1
+        if turn:
+            this, following = following, {}
+    assert used > 100
+
+
+def test_a_push_does_not_copy_the_table():
+    """Its cost would else grow with the number of workers. XLA copies it once per call, before the loop over pushes."""
+    job = installed().branches[0]
+    facts = (job.program, job.context.data, job.inputs, job.state, np.int32(10), np.float64(np.inf))
+    text = loop.advance.lower(*facts, rows=10).compile().as_text()
+    sums = jax.tree.leaves(job.state.learned.group.sums)
+    assert len({leaf.shape for leaf in sums}) == len(sums)
+    for leaf in sums:
+        shape = ",".join(map(str, leaf.shape))
+        assert len(re.findall(rf"= f32\[{shape}\]\S* copy\(", text)) <= 1
 
 
 def test_another_policy_takes_over():

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.live.driver.branch_view import DriverBranch
-from harness.live.driver.checkpoint_file import Checkpoint
-from harness.live.driver.driver_state import DRIVER, state_as_bytes
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.driver_state import DRIVER, state_as_bytes
+from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
@@ -73,7 +73,7 @@ class RestorePoints:
 
     def save(self, branches: Mapping[int, DriverBranch], running: int | None, state: Mapping[str, Any]) -> Procedure:
         """Make a checkpoint while training continues. Resuming from it loses nothing and counts nothing twice. It is exact
-        if no worker is within a mini-batch; otherwise `Coordinator.begin_from` says what holds.
+        if no worker is within a mini-batch; otherwise `StateRequests.begin_from` says what holds.
 
         Raises KeyError if the coordinator dies meanwhile: its successor does not have the snapshot.
         """

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.driver.branch_view import DriverBranch
-from harness.live.driver.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.protocol.plain_data import packed, unpacked
 from tuners import policies
 from tuners.actions import Cost, Evaluation, Rejected, Setting, Status, SyncPolicy

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.driver.status import NodeStatus
+from harness.live.driver.view.status import NodeStatus
 from simulators.engine.loop import Records
 from tuners.actions import Job, Setting
 

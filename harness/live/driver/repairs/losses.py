@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from harness.live.driver.branch_view import DriverBranch
+from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.protocol.messages import server

@@ -1,0 +1,1 @@
+"""What a live job begins from, and goes back to."""

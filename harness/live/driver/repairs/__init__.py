@@ -1,0 +1,1 @@
+"""What a live job does about losses, slow links and standstill."""

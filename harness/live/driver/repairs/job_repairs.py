@@ -1,0 +1,164 @@
+"""What a job does about losses, slow links and standstill: it looks for them, and returns the procedures that help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.live.coordinator.membership.views import ModelLost
+from harness.live.driver.checkpoints.restore_points import RestorePoints
+from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
+from harness.live.driver.repairs.links import SlowLink
+from harness.live.driver.repairs.losses import Losses
+from harness.live.driver.repairs.slow_links import SlowLinks
+from harness.live.driver.repairs.standstill import Standstill
+from harness.live.driver.view.job_view import JobView
+from harness.live.processes.names import node_of
+from harness.live.processes.runtime import Procedure, Runtime
+from harness.live.worker.spec import Spec
+
+__all__ = ["COPY_SECONDS", "JobRepairs"]
+
+COPY_SECONDS = 10.0
+"""Longest wait for a node with a slow link to copy the blocks that only it has."""
+
+_LOSSES_SECONDS = 0.1
+
+
+class JobRepairs:
+    """Keeps a job training. `idle`: no procedure is in progress, so that a method may return the next one."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        view: JobView,
+        spec: Spec,
+        restore_points: RestorePoints,
+        still_seconds: float,
+        emulated: EmulatedNodes | None,
+    ) -> None:
+        """`emulated`: where nodes come and go as the scenario says."""
+        nodes = tuple(n.name for n in spec.job.nodes)
+        self._runtime, self._view, self._restore_points = runtime, view, restore_points
+        self.losses = Losses(runtime, nodes)
+        self.standstill = Standstill(still_seconds)
+        self.trains = True  # until the last checkpoint
+        self._links = SlowLinks(runtime, view, spec)
+        self._emulated, self._slowdown = emulated, dict.fromkeys(nodes, 1.0)
+        self._asked_seconds = 0.0  # when losses were last asked for
+
+    # ----------------------------------------------------------------------------------------------- nodes come and go
+
+    def emulate(self) -> None:
+        """Let nodes come, go and slow down, where they are emulated."""
+        if self._emulated is None:
+            return
+        for notice in self._emulated.act(self._runtime.now):
+            self.losses.leaving.add(notice.node)
+            self.losses.node_events.append(notice)
+            self._view.log_event(f"{notice.node} will leave")
+        if (slowdown := self._emulated.slowdown) != self._slowdown:
+            self._slowdown = slowdown
+            self._runtime.coordinator.slow(slowdown)
+
+    def find_lost(self) -> dict[str, str]:
+        """Processes that are lost since the last time, with the reasons."""
+        if self._runtime.now <= self._asked_seconds + _LOSSES_SECONDS:
+            return {}
+        self._asked_seconds = self._runtime.now
+        return dict(self._runtime.processes.lost())
+
+    def record(self, lost: Mapping[str, str]) -> None:
+        """These processes are lost, for these reasons."""
+        self.losses.record(lost)
+        for name, why in lost.items():
+            self._view.log_event(f"{name} is lost: {why}")
+
+    def returned(self, *, idle: bool) -> Procedure | None:
+        """Start what is missing. Returns how branches get the nodes back that have returned."""
+        self.losses.start_missing()
+        for node in self.losses.take_back():
+            self._view.log_event(f"{node} is back")
+        # With no running branch, a switch to another one is in progress, which gives it its processes itself.
+        if self.losses.any_returned and idle and self._view.running is not None:
+            return self.losses.restore(self._view.branches, self._view.running)
+        return None
+
+    def repair(self) -> Procedure:
+        """Continue on the surviving nodes; restore the last checkpoint if all copies of a block are lost."""
+        view, number = self._view, self._view.number
+        try:
+            yield from self.losses.continue_without(view.branches, number)
+        except ModelLost:
+            seconds = self._restore_points.seconds
+            view.log_event(f"servers are lost with all copies of their blocks: back to the checkpoint of {seconds:.1f} s")
+            self._restore_points.roll_back(view.branches)
+            yield from self.losses.continue_without(view.branches, number)
+        self._train()
+
+    def _train(self) -> None:
+        """Let the running branch train again."""
+        if self.trains and self._view.running is not None:
+            self._runtime.coordinator.run(self._view.running)
+
+    # ---------------------------------------------------------------------------------------------------------- slow links
+
+    def slow_link(self, *, idle: bool) -> Procedure | None:
+        """How a node whose link has become slow is replaced."""
+        slow = self._links.found(idle=idle)
+        return None if slow is None else self._replace_slow(slow)
+
+    def _replace_slow(self, slow: SlowLink) -> Procedure:
+        """Move a node with a slow link to another machine. If none is free, continue without the node if it slows the others
+        down more than it helps and its roles have other nodes; else keep it."""
+        node, runtime, why = slow.node, self._runtime, self._links.words(slow)
+        here = [name for name in runtime.latest.members if node_of(name) == node]
+        leaves = slow.hinders or runtime.processes.has_spare
+        if leaves and len(here) > 1:
+            # The node has a server and a worker: without a snapshot its worker's pushes could be lost with its server.
+            runtime.coordinator.rest()
+            index, until = runtime.coordinator.snapshot(), time.monotonic() + COPY_SECONDS
+            while runtime.latest.durable < index and time.monotonic() < until:
+                yield
+        moved = leaves and runtime.processes.move_node(node)
+        if not (moved or slow.hinders):
+            self._links.tolerate(node)
+            self._view.log_event(f"{node} stays on its machine, for no other is free: {why}")
+            self._train()
+            return
+        if not moved:
+            self.losses.excluded.add(node)
+            runtime.processes.stop(here)
+        self.record(dict.fromkeys(here, why))
+        yield from self.repair()
+
+    # ---------------------------------------------------------------------------------------------------------- standstill
+
+    def pushed(self, moments: NDArray[np.float64]) -> None:
+        """Pushes were completed at these times of the job, [n]."""
+        for seconds in moments[-1:]:
+            self.standstill.pushed(float(seconds))
+
+    def standing_still(self, *, idle: bool) -> Procedure | None:
+        """Say what holds training up if no push has come for too long. First the processes repeat what may be lost; then
+        those that are waited for are replaced; then the job ends: raises RuntimeError."""
+        runtime, view = self._runtime, self._view
+        if not idle or view.running is None or view.status != "running" or not self.trains:
+            self.standstill.excuse(runtime.now)
+            return None
+        if not (waited := self.standstill.too_long(runtime.now)):
+            return None
+        causes = runtime.coordinator.held_up_by()
+        why = "; ".join(f"{name} {what}" for name, what in causes.items()) or "no worker is in a mini-batch"
+        view.log_event(f"no push for {waited:.0f} s: {why}")
+        if self.standstill.found == 1:
+            # A view begins, in which every process sends again what is not durable.
+            return runtime.recover(view.branches[view.number].setting)
+        if self.standstill.found == 2 and causes:
+            runtime.processes.stop(list(causes))
+            self.record(dict.fromkeys(causes, "training waited for it for too long"))
+            return self.repair()
+        raise RuntimeError(f"no push for {waited:.0f} s, and nothing helped: {why}")

@@ -1,0 +1,67 @@
+"""How a live job starts: the processes that its first setting needs, and training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.restore_points import RestorePoints
+from harness.live.driver.view.job_view import JobView
+from harness.live.processes.names import EVALUATOR, peers
+from harness.live.processes.runtime import Procedure, Runtime, starting_words
+from tuners.actions import Setting
+
+__all__ = ["SAY_SECONDS", "start"]
+
+SAY_SECONDS = 3.0
+"""From one word on processes that start to the next."""
+
+_LOOK_SECONDS = 0.05
+
+
+def start(
+    runtime: Runtime, view: JobView, restore_points: RestorePoints, begun: Checkpoint | None, say: Callable[[str], None]
+) -> None:
+    """Start the processes and training; returns when it runs. `begun`: the checkpoint that is resumed. `say` is told how far
+    it is. Raises RuntimeError where a process ends, or does not join."""
+    setting = view.branches[view.number].setting
+    names = [*peers(setting), EVALUATOR]
+    runtime.start_first(names)
+    restore_points.begin(view.branches)
+    say("The coordinator is ready; the other processes are starting.")
+    seen = runtime.poll()
+    if begun is not None:
+        # Rows from between the last report and the checkpoint: their times are of another coordinator's clock.
+        for branch, report in seen.reports.items():
+            rows = np.array(report.rows, np.float64)
+            rows[:, 0] = begun.seconds
+            view.branches[branch].add(rows)
+    _wait(runtime, names, _first_processes(runtime, names, setting), say)
+    say(f"{len(names)} of {len(names)} processes are ready; training begins.")
+    runtime.begin_at(0.0 if begun is None else begun.seconds)
+    runtime.coordinator.run(view.number)
+
+
+def _first_processes(runtime: Runtime, names: list[str], setting: Setting) -> Procedure:
+    yield from runtime.wait_joined(names)
+    yield from runtime.recover(setting)
+
+
+def _wait(runtime: Runtime, names: list[str], procedure: Procedure, say: Callable[[str], None]) -> None:
+    """Carry out the procedure, and say which processes have not joined yet."""
+    looked_seconds, said = time.monotonic(), (len(names), frozenset[str]())
+    for _ in procedure:
+        for name, why in runtime.processes.lost().items():
+            raise RuntimeError(f"Cannot start {name}: {why}")
+        time.sleep(_LOOK_SECONDS)
+        runtime.poll()
+        late = set(names) - runtime.latest.members.keys()
+        if late and time.monotonic() > looked_seconds + SAY_SECONDS:
+            looked_seconds, up = time.monotonic(), runtime.coordinator.starting()
+            news = len(late), frozenset(late & up.keys())
+            if news != said:  # each step once
+                said = news
+                say(f"{len(names) - len(late)} of {len(names)} processes are ready; {starting_words(late, up)}")

@@ -1,0 +1,1 @@
+"""What is known of a live job: branches, pushes, events."""
