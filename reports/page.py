@@ -405,17 +405,18 @@ def _section(
         agreement=live.agreement(both),
         draws=[_draw_line(row) for row in under.rows] if under else [],
         undecided=calibration_ranks.NOT_DECIDED,
-        runs=[
-            (
-                str(tuner),
-                [
-                    _run_row(run, up, _best(results, name, str(tuner)), machines)
-                    for run in mine.join(host, on=("scenario", "tuner", "seed"), how="left").iter_rows(named=True)
-                ],
-            )
-            for (tuner,), mine in scores.sort("tuner", "seed").group_by(["tuner"], maintain_order=True)
-        ],
+        runs=_runs_by_tuner(name, results, up, machines),
     )
+
+
+def _runs_by_tuner(name: str, results: Results, up: str | None, machines: list[str]) -> list[tuple[str, list[_RunRow]]]:
+    """The runs of a scenario, by tuner and seed."""
+    scores, host = (frame.filter(pl.col("scenario") == name) for frame in (results.scores, results.host))
+    joined = scores.join(host, on=("scenario", "tuner", "seed"), how="left").sort("tuner", "seed")
+    return [
+        (str(tuner), [_run_row(run, up, _best(results, name, str(tuner)), machines) for run in mine.iter_rows(named=True)])
+        for (tuner,), mine in joined.group_by(["tuner"], maintain_order=True)
+    ]
 
 
 def _beside_line(row: live.BesideRow) -> _TunerLine:

@@ -107,14 +107,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.scenario import load
     from tuners import resolve
 
-    limits = options.join_limit, options.still_limit, options.silent_limit
-    for name, limit in zip(("--join-limit", "--still-limit", "--silent-limit"), limits, strict=True):
-        if not limit > 0:
-            raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
-    if options.tuners is None and options.seeds is not None:
-        raise ValueError("Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.")
-    if options.tuners is not None and options.seed:
-        raise ValueError("Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.")
+    _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
         return _contest(options)
     if options.tuners is not None:
@@ -161,6 +154,18 @@ def _deploy(options: argparse.Namespace) -> int:
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError for limits that would end a job at once, and where the wrong one of --seed and --seeds is given."""
+    limits = options.join_limit, options.still_limit, options.silent_limit
+    for name, limit in zip(("--join-limit", "--still-limit", "--silent-limit"), limits, strict=True):
+        if not limit > 0:
+            raise ValueError(f"Cannot wait for {limit:g} s: give {name} a number of seconds above 0.")
+    if options.tuners is None and options.seeds is not None:
+        raise ValueError("Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.")
+    if options.tuners is not None and options.seed:
+        raise ValueError("Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.")
 
 
 def _that_starts(options: argparse.Namespace) -> str:

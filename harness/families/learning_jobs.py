@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from harness.families.ingredients import (
 )
 from harness.families.learners import (
     SMALL,
+    LearningJob,
     compute_seconds,
     drawn_job,
     drawn_workload,
@@ -79,14 +81,6 @@ def learning(lot: Lot) -> Draft:
     if lot.chance(0.3):
         conditions["episodes"] = episodes(lot, workers, span_seconds(workload, machines, count, batch))
     counts = {count, max(2, round(0.7 * k))} if "worker_count" in free else {count}
-    good: list[dict[str, Scalar]] = []
-    for number in sorted(counts):
-        for rate in good_rates(job):
-            values: dict[str, Scalar] = {"policy": "asp", "learning_rate": rate}
-            values |= {"momentum": 0.0} if "momentum" in free else {}
-            values |= {"batch_size": job.batch} if "batch_size" in free else {}
-            values |= {"worker_count": number} if "worker_count" in free else {}
-            good.append(values)
     return Draft(
         about=(),
         summary=f"{job.words} on {k} machines: the whole of training is free, and the start is poor.",
@@ -100,11 +94,22 @@ def learning(lot: Lot) -> Draft:
         free=free,
         conditions=conditions,
         metric=job.metric,
-        good=tuple(good),
+        good=_good_values(job, sorted(counts), free),
         pushes=lot.whole(300, 900),
         slack=lot.among((5.0, 7.0, 10.0)),
         margin=2.0,
     )
+
+
+def _good_values(job: LearningJob, counts: Sequence[int], free: Mapping[str, Any]) -> tuple[dict[str, Scalar], ...]:
+    """Values of the free knobs under which the job is expected to train well: one per number of workers and rate."""
+    found = []
+    for number in counts:
+        for rate in good_rates(job):
+            values: dict[str, Scalar] = {"policy": "asp", "learning_rate": rate}
+            plain = {"momentum": 0.0, "batch_size": job.batch, "worker_count": number}
+            found.append(values | {name: value for name, value in plain.items() if name in free})
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
