@@ -185,6 +185,14 @@ def test_links_lead_somewhere(document):
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES, *SIDE_PAGES])
+def test_numbers_below_one_begin_with_a_zero(document):
+    """0.94, not .94. Code, also within a line, is as programs write it."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    bare = re.findall(r"(?<![\w./\])%])\.\d\S*", re.sub(r"`[^`\n]*`", "``", text))
+    assert bare == []
+
+
 def test_the_answers_to_the_twelve_questions_name_what_is_there():
     rows = re.findall(r"^\| (.+\?) \| (.+) \|$", README.partition("## Twelve questions")[2], re.MULTILINE)
     assert len(rows) == 12
