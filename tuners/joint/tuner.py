@@ -63,7 +63,7 @@ __all__ = ["JointCourse", "joint"]
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
 _BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
-_STEPS_GAIN = 0.67  # H local steps make H^0.67 times the progress of a push
+_MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
 _MOST_SPLITS = 400  # roles of machines that are compared
@@ -422,7 +422,9 @@ class JointCourse:
         """Progress per second, up to a factor; for a job that counts, of what it counts."""
         if self.job.target.metric == "samples":
             return self.system.samples_per_second(setting)
-        gain = 1.0 if self.job.target.counts else float(setting.batch_size**_BATCH_GAIN * setting.local_steps**_STEPS_GAIN)
+        gain = 1.0
+        if not self.job.target.counts:
+            gain = float(setting.batch_size**_BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
         if self.heat is None and not self.job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
