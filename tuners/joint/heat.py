@@ -1,8 +1,9 @@
 """How hot a setting is: the one axis along which `tuners.joint` searches the settings that learning depends on.
 
 A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
-depends on what is free: the effective rate, lr / (1 - momentum); if the rate is held, the policy, because staleness acts as
-momentum does (Hadjis et al. 2016); and if that is held, too, the number of workers.
+depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
+steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); and if all of these are
+held, the number of workers.
 """
 
 from __future__ import annotations

@@ -9,11 +9,13 @@ made only where it is expected to save more than it costs. In the order in which
    methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
-   best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them.
+   best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Where workers take local steps, these
+   are few until their time is known, and the servers' rate for what they have changed is the usual one.
 3. *System* (`JointCourse.place`): after one and a half pushes per worker the system model knows compute, pull and push
-   seconds. The setting with the most progress per second is chosen by the cheapest method, verified, and taken back if it
-   is worse. The same again whenever machines come or go, or pushes have become much slower or faster. Where waiting for
-   each other takes hardly any time, because servers are the bottleneck, all workers wait after all (`JointCourse.wait`).
+   seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
+   verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
+   or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
+   all (`JointCourse.wait`).
    Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
    USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
 4. *Heat* (`JointCourse.find_heat`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
