@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
-from harness.live.driver.cost_meter import CostMeter
+from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import BlockPlaces, Procedure, Runtime
 from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks

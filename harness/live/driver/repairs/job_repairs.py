@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from harness.live.coordinator.membership.views import ModelLost
 from harness.live.driver.checkpoints.restore_points import RestorePoints
-from harness.live.driver.cost_meter import CostMeter
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.repairs.links import SlowLink
 from harness.live.driver.repairs.losses import Losses
 from harness.live.driver.repairs.slow_links import SlowLinks
 from harness.live.driver.repairs.standstill import Standstill
+from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.driver.view.job_view import JobView
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.runtime import Procedure, Runtime
