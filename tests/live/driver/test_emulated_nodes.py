@@ -99,6 +99,7 @@ def test_a_node_that_joins_later_can_be_used_then():
         while not events(seen):
             seen.append(live.perform(Run(seconds=0.05)))
         assert events(seen) == [("n1", "joined")]
+        assert "n1 has joined" in history(live)
         assert live.perform(Reconfigure(wider)).done
     absent = spec('nodes = [{ nodes = ["n0"], seconds = 0.5, event = "joins" }]', start)
     with pytest.raises(ValueError, match="Cannot use node 'n0'"):

@@ -22,6 +22,7 @@ class Losses:
 
     def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
         self.away = set(nodes) - runtime.processes.nodes
+        self.lost: set[str] = set()  # nodes that have been lost, also those that are back
         self.leaving: set[str] = set()  # nodes that work, and have said that they will be gone
         self.excluded: set[str] = set()  # nodes that must not start again on their machine, whose link is slow
         self.node_events: list[NodeEvent] = []  # for the next window
@@ -54,6 +55,7 @@ class Losses:
             self._missing.setdefault(name, 0)
         for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
             self.away.add(node)
+            self.lost.add(node)
             self.node_events.append(NodeEvent(runtime.now, node, "left" if node in self.leaving else "failed"))
             self.leaving.discard(node)
 
