@@ -110,7 +110,7 @@ def _played(
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
         for line in _not_applied(wanted):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         say = _Steps(console)
         if ray is not None:
             say("Joining Ray." if _address(wanted) else "Starting Ray.")

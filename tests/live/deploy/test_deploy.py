@@ -1,5 +1,6 @@
 """`harness deploy`: what it refuses, what it says beforehand, and one job on Ray from its start to its end."""
 
+import io
 import json
 import os
 import re
@@ -17,12 +18,14 @@ import numpy as np
 import polars as pl
 import pytest
 import safetensors.numpy
+from rich.console import Console
 
 from harness.cli.main import main
 from harness.live.deploy import job_folder
-from harness.live.deploy.deployment import Deployment, _how_to_go_on, described
+from harness.live.deploy.deployment import Deployment, _how_to_go_on, deploy, described
 from harness.live.driver.checkpoints import checkpoint_file
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load
@@ -159,6 +162,17 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     assert "Not applied" not in capsys.readouterr().out
+
+
+def test_what_is_emulated_is_said_when_it_starts(here, monkeypatch):
+    def stops(*_, **__):
+        raise RuntimeError("stopped by the test")
+
+    monkeypatch.setattr(launch, "cluster", stops)
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        deploy(Deployment(load("small.toml"), resolve("fixed"), 0, here / "out", emulate="nodes"), console)
+    assert "Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links.\n" in console.file.getvalue()
 
 
 def test_links_that_cannot_be_emulated_are_refused_with_the_reason(here, capsys, monkeypatch):
