@@ -105,7 +105,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.live.deploy.job_folder import exchanges_of
     from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
-    from tuners import resolve
+    from tuners import resolve_contestant
 
     _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
@@ -120,7 +120,7 @@ def _deploy(options: argparse.Namespace) -> int:
     )
     wanted = Deployment(
         scenario=scenario,
-        entry=resolve(tuner),
+        entry=resolve_contestant(tuner),
         seed=options.seed,
         out=options.out or Path("deployed") / scenario.name,
         address=options.address,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import fnmatch
 import gc
 import os
 import re
@@ -247,7 +246,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file, or in the members of a
     family, is told here, before anything else is said."""
     from harness.families import members
-    from harness.scenario import embedded, load
+    from harness.scenario import load, matching
 
     found: list[str] = []
     for name in names:
@@ -257,12 +256,8 @@ def _scenarios(names: Sequence[str]) -> list[str]:
             load(name)
         elif name.startswith("drawn:"):
             members(name.removeprefix("drawn:"))
-        if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
-            found.append(name)
-        elif matching := fnmatch.filter(embedded(), name):
-            found += [n for n in matching if n not in found]
-        else:
-            raise ValueError(f"No scenario matches {name!r}: there are {', '.join(embedded())}.")
+        named = matching(name)
+        found += named if named == [name] else [n for n in named if n not in found]
     return found
 
 

@@ -42,10 +42,10 @@ def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _play(options: argparse.Namespace) -> int:
     from harness.drive import play
     from harness.scenario import load, system
-    from harness.score import score
-    from tuners import resolve
+    from harness.score import ending, score
+    from tuners import resolve_contestant
 
-    scenario, entry = load(options.scenario), resolve(options.tuner)
+    scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
     factory = entry.factory
     made = system(scenario, options.seed)
     played = play(
@@ -57,9 +57,7 @@ def _play(options: argparse.Namespace) -> int:
     row = score(played, scenario=scenario.name, tuner=entry.name, seed=options.seed).score
     if played.outcome.trace:
         print(played.outcome.trace, file=sys.stderr)  # noqa: T201
-    ended = f"{row.status} after {played.outcome.seconds:.1f} s. {row.reason}".rstrip()
-    changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
-    _say(f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s.")
+    _say(ending(row, played.outcome.seconds))
     return 1 if row.status == "error" else 0
 
 

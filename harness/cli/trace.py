@@ -119,9 +119,9 @@ def add_trace(add_parser: _Adder) -> None:
 def _record(options: argparse.Namespace) -> int:
     from harness.record import play_recorded
     from harness.scenario import load, system
-    from tuners import resolve
+    from tuners import resolve_contestant
 
-    scenario, entry = load(options.scenario), resolve(options.tuner)
+    scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
     made = system(scenario, options.seed)
     named = {"scenario": scenario.name, "tuner": entry.name, "seed": options.seed}
     try:

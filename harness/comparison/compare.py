@@ -22,7 +22,7 @@ from urllib.parse import quote
 from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.families import members, single
-from harness.scenario import Scenario, building, load
+from harness.scenario import Scenario, building, load, matching
 from harness.scenario.tables import MOST_SEEDS
 from harness.score import unplayed
 from harness.version import HARNESS_VERSION
@@ -247,9 +247,11 @@ def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
 
 
 def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
-    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", or itself."""
-    kind, _, which = str("" if isinstance(scenario, Scenario) else scenario).partition(":")
-    return [single(name) for name in members(which)] if kind == "drawn" else [scenario]
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", those of a pattern, or itself."""
+    if isinstance(scenario, Scenario):
+        return [scenario]
+    kind, _, which = str(scenario).partition(":")
+    return [single(name) for name in members(which)] if kind == "drawn" else matching(str(scenario))
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:

@@ -6,6 +6,7 @@ The whole file is checked when it is read; an error names file, table and key. N
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import re
@@ -50,7 +51,7 @@ from tuners.settings import POLICIES, Choice, Integer, Knob, Node, Real, Scalar,
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec
 
-__all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
+__all__ = ["embedded", "job", "load", "matching", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
@@ -69,6 +70,18 @@ def embedded() -> tuple[str, ...]:
     """The names of the scenarios that come with the harness, the default first."""
     found = [f.name.removesuffix(".toml") for f in (files("harness") / "scenarios").iterdir() if f.name.endswith(".toml")]
     return tuple(sorted(found, key=lambda name: (name != "digits", name)))
+
+
+def matching(name: str) -> list[str]:
+    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, the name itself.
+
+    Raises ValueError where nothing matches.
+    """
+    if not set(name) & set("*?[") or "=" in name or ":" in name:
+        return [name]
+    if not (found := fnmatch.filter(embedded(), name)):
+        raise ValueError(f"No scenario matches {name!r}: there are {', '.join(embedded())}.")
+    return found
 
 
 def load(name_or_path: str | Path) -> Scenario:

@@ -44,6 +44,10 @@ MISTAKES = [
     ("compare --jobs 2 --address auto", "harness compare: error: argument --address: not allowed with argument --jobs"),
     ("compare --out", "harness compare: error: argument --out: expected one argument"),
     (
+        "play tiny.toml best_fixed",
+        "harness: Cannot play 'best_fixed' alone: it is the best of many runs, in hindsight. Compare it with others.",
+    ),
+    (
         "compare digit",
         "harness: No scenario 'digit': did you mean digits or rlp-digits or digits-svm? A file of your own is ...",
     ),
