@@ -59,8 +59,11 @@ _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _STEP = 1e-6  # of a logarithm, for derivatives
-_REACH = 7.0  # half-width of the search interval, in logarithms
+_REACH = 7.0  # standard deviation of the prior, and half-width of the search interval, in logarithms
 _SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
+_CONVERGED = 1e-8  # relative change of cost, and of constants, at which a search ends
+_EVALUATIONS = 100  # of one search, at most
+_DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
 _LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
 _NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
@@ -193,7 +196,11 @@ def fit(
     if any(r.has_parts for r in rows):
         # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
         problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers), engine))
-    solved, refusals = min((_fit_determined(p, free, refused) for p in problems), key=lambda f: f[0].cost)
+    (solved, refusals), *others = [_fit_determined(p, free, refused) for p in problems]
+    for other, why in others:
+        # Where no message is determined, both are the same problem, and only the search's path differs.
+        if _clearly_less(other.cost, solved.cost):
+            solved, refusals = other, why
     common = 0.0
     if any(r.speeds for r in rows):
         # A worker's speed follows from its compute time without the part that is common to all workers. This part is known
@@ -307,6 +314,10 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
     return refused
 
 
+def _clearly_less(cost: float, other: float) -> bool:
+    return 1.02 * cost + _LEAST_NOISE**2 < other
+
+
 def _measurement(name: str) -> str:
     return _MEASUREMENTS["transfer" if name in ("model_bytes", "nic_bytes_per_second") else name]
 
@@ -392,8 +403,7 @@ class _Problem:
 
     def cost(self, constants: Constants, without: str) -> float:
         """The cost of least squares (soft L1), with one constant as it was given."""
-        off = self.residuals(replace(constants, **{without: getattr(self.given, without)})) / _SCALE
-        return float(_SCALE**2 * np.sum(np.sqrt(1 + off**2) - 1))
+        return _soft_cost(self.residuals(replace(constants, **{without: getattr(self.given, without)})))
 
     def dropping(self, solved: _Solved, name: str) -> _Solved:
         """The solution without one constant, with the others unchanged."""
@@ -410,26 +420,31 @@ class _Problem:
         return found if len(several) > 1 else found[0]
 
     def solve(self, free: Sequence[str], near: _Solved | None = None) -> _Solved:
-        """The least-squares fit of the constants `free`, started at `near` if given."""
-        start = {name: _guess(name, self.rows, self.given) for name in free}
-        if near:
-            # Restart a constant that has become tiny: its gradient vanishes on a logarithmic scale, so it would stay tiny.
-            values = {name: getattr(near.constants, name) for name in free}
-            start = {name: value if value > start[name] / 100 else start[name] / 3 for name, value in values.items()}
-        x = np.array([_coded(name, start[name]) for name in free])
-        base = self.given
+        """The least-squares fit of the constants `free`, started at `near` if given.
+
+        Each constant is drawn to its guess, as by a prior whose standard deviation is a factor of e^7: too weak to be felt
+        by a constant that the rows determine. Without it, the cost is flat along the others, and the last bits of a
+        logarithm, which processors round differently, decided where a search ended. What is left of that is rounded away
+        before the engine sees it: its means change by their noise where constants change at all.
+        """
+        guess = np.array([_coded(name, _guess(name, self.rows, self.given)) for name in free])
+        start = guess if near is None else np.array([_coded(name, getattr(near.constants, name)) for name in free])
+        prior = _SCALE / _REACH * np.eye(len(free))
         found = least_squares(
-            lambda at: self.residuals(_with(base, free, at)),
-            x,
-            jac=lambda at: self.derivatives(free, at),
-            bounds=(x - _REACH, x + _REACH),
+            lambda at: np.concatenate([self.residuals(_with(self.given, free, at)), prior @ (at - guess)]),
+            start,
+            jac=lambda at: np.concatenate([self.derivatives(free, at), prior]),
+            bounds=(np.minimum(start, guess) - _REACH, np.maximum(start, guess) + _REACH),
             loss="soft_l1",
             f_scale=_SCALE,
-            max_nfev=40,
-            ftol=1e-4,
-            xtol=1e-4,
+            max_nfev=_EVALUATIONS,
+            ftol=_CONVERGED,
+            xtol=_CONVERGED,
+            gtol=_CONVERGED,
         )
-        return _Solved(self, tuple(free), found.x, found.jac, found.fun, float(found.cost))
+        data = slice(0, len(found.fun) - len(free))
+        at, off = found.x.round(_DECIMALS), found.fun[data]
+        return _Solved(self, tuple(free), at, found.jac[data], off, _soft_cost(off))
 
     def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
         """The fit with the closed form corrected to the engine, repeated `rounds` times; as it is without an engine."""
@@ -550,6 +565,11 @@ class _Solved:
                 away = logs - np.median(logs) - adjusted[k]
                 found += [Residual(combination, problem.settings[owner[i]].barrier, float(v)) for v in away]
         return tuple(found)
+
+
+def _soft_cost(residuals: NDArray[np.float64]) -> float:
+    """The cost of least squares with soft L1."""
+    return float(_SCALE**2 * np.sum(np.sqrt(1 + (residuals / _SCALE) ** 2) - 1))
 
 
 def _medians(logs: NDArray[np.float64]) -> list[float]:

@@ -104,6 +104,8 @@ def _played(
     of = wanted.scenario, wanted.entry.name, wanted.seed
     with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
+        if begun is not None:
+            begun.check(spec.layout.size)
         kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory

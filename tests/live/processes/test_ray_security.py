@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from harness.live.processes import launch
+from harness.live.processes.actors import Endpoint, ProcessSpec
+from harness.live.protocol.blocks import Layout
 from harness.ray_cluster import protected
 from tests.live.support.clusters import alone
 
@@ -36,6 +40,14 @@ def test_a_cluster_of_several_machines_needs_a_token_or_tls(monkeypatch, setting
     else:
         with pytest.raises(ValueError, match=r"at h:1: it has 2 machines and neither .*ray get-auth-token.*--insecure"):
             launch._check_protected("h:1", {"10.0.0.1", "10.0.0.2"})
+
+
+def test_a_process_does_not_start_on_a_machine_without_either(monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_USE_TLS"):
+        monkeypatch.delenv(name, raising=False)
+    process = ProcessSpec("server/n0", 1, "c", Endpoint("zmq", "a"), False, True, Layout(8, 4), "sgd", "each")
+    with pytest.raises(RuntimeError, match="Ray has neither a token nor TLS on this machine"):
+        process.run(SimpleQueue(), threading.Event())
 
 
 PRIVATE = """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import least_squares
 
 from harness.cli import main
 from simulators.calibration import closed_form, model, validation
@@ -27,7 +28,9 @@ from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.catalogue import load_workloads, workload
 from traces.importers.source import table
-from traces.schema import setting_text
+from traces.parts import scan
+from traces.schema import TRACE, setting_text
+from traces.shipped import locate
 from tuners.actions import Run, Setting
 
 TRUE = Constants(
@@ -155,6 +158,23 @@ def test_known_constants_are_found_again():
     assert found.error < 0.01
 
 
+def test_last_bits_of_a_recording_do_not_move_the_constants(monkeypatch):
+    """Processors round the last bits of a logarithm differently, and four of nine constants are hardly determined here:
+    before, they ended at up to 30 times the value."""
+    monkeypatch.setattr(calibrate, "least_squares", least_squares)
+    folder = locate("shipped:homogeneous")
+    recording = read_tables({name: scan(folder, name).collect() for name in TRACE})
+    given = Constants(cores=1, nic_bytes_per_second=1e6)
+    free = ("commit_seconds", "service_bytes_per_second", "message_seconds", "apply_seconds", "model_bytes", "fixed_seconds")
+
+    def fitted(seed):
+        problem = calibrate._Problem(recording.rows, given, engine=False)
+        problem.measured *= 1 + seed * 1e-13 * np.random.default_rng(seed).standard_normal(problem.measured.shape)
+        return problem.solve([*free, "sample_seconds", "master_seconds", "master_sample_seconds"]).at
+
+    assert [fitted(seed).tolist() for seed in (1, 2, 3)] == [fitted(0).tolist()] * 3
+
+
 def test_the_time_of_a_coordinator_is_told_apart_from_that_of_servers():
     true = replace(TRUE, apply_seconds=0.15, message_seconds=0.0, commit_seconds=0.03, model_bytes=1e6)
     rows = timed([row(w, s) for w in (1, 3, 8) for s in (1, 2, 4)], true, noise=0.005)
@@ -189,7 +209,7 @@ def test_as_many_constants_as_rows_have_no_interval():
     """With a setting more than constants there is one, except for a constant that one row alone decides."""
     given = Constants(cores=8, model_bytes=1.0)
     free = ("apply_seconds", "sample_seconds")
-    few = fit(timed([row(2, 2), row(9, 2)], noise=0.01), given, resamples=50)
+    few = fit(timed([row(2, 2), row(9, 2)], replace(TRUE, apply_seconds=0.2), noise=0.01), given, resamples=50)
     assert few.intervals == dict.fromkeys(free)
     assert few.unsure == free
     more = fit(timed([row(w, 2) for w in (2, 4, 8, 9)], noise=0.01), given, resamples=50)

@@ -29,7 +29,7 @@ class Losses:
         self._runtime, self._nodes = runtime, nodes
         self._missing: dict[str, int] = {}  # lost processes, with the number of starts since
         self._searched_seconds = 0.0  # when another machine for an excluded node was last looked for
-        self._blocks_lost = False
+        self.lacks_blocks = False  # a server is lost, and its blocks are not restored yet
 
     @property
     def present(self) -> frozenset[str]:
@@ -49,7 +49,7 @@ class Losses:
         # The latest report is from before the loss; a procedure must not take the dead for members.
         seen = runtime.latest
         runtime.latest = seen._replace(members={n: g for n, g in seen.members.items() if n not in names})
-        self._blocks_lost = self._blocks_lost or any(n == server(node_of(n)) for n in names)
+        self.lacks_blocks = self.lacks_blocks or any(n == server(node_of(n)) for n in names)
         for name in names:
             self._missing.setdefault(name, 0)
         for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
@@ -109,11 +109,11 @@ class Losses:
         while not set(peers(setting)) <= runtime.latest.members.keys():
             self.start_missing()
             yield
-        if self._blocks_lost or runtime.latest.recovering:
+        if self.lacks_blocks or runtime.latest.recovering:
             yield from runtime.recover(setting)
-        if self._blocks_lost or runtime.placed != runtime.placement(setting):
+        if self.lacks_blocks or runtime.placed != runtime.placement(setting):
             # Cleared only now: another loss ends this procedure, and the next one still has to recover.
-            self._blocks_lost = False
+            self.lacks_blocks = False
             yield from runtime.place(setting)
             yield from runtime.wait_placed()
         runtime.coordinator.put(number, setting)

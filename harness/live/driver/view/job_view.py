@@ -45,6 +45,11 @@ class JobView:
         return self._runtime.now if self._ended_seconds is None else self._ended_seconds
 
     @property
+    def budget_seconds(self) -> float:
+        """When the job ends at the latest."""
+        return self._job.budget_seconds
+
+    @property
     def status(self) -> Status:
         """The target is reached once any branch has reached it; the job runs while any branch runs."""
         found = [branch.status for branch in self.branches.values()]
@@ -105,7 +110,7 @@ class JobView:
         latest = branch.latest_evaluation
         return JobStatus(
             seconds=now,
-            budget_seconds=self._job.budget_seconds,
+            budget_seconds=self.budget_seconds,
             status=self.status,
             clocks=branch.clocks,
             clocks_per_second=self.recent.clocks_per_second,
