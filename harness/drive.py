@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -72,7 +72,7 @@ class Played:
     """One run from beginning to end."""
 
     job: Job
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...] = field(repr=False)  # thousands, each with its measurements
     outcome: Outcome
 
 

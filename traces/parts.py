@@ -167,6 +167,11 @@ def manifest(folder: Path) -> Manifest | None:
     """
     path = folder / "trace.json"
     if not path.is_file():
+        if (folder / "manifest.json").is_file():  # its folder `runs` has the name of a table
+            raise ValueError(
+                f"Cannot read a trace from {folder}: it has the results of a comparison. With --record, each of its runs "
+                "has a folder `trace`."
+            )
         if not any((folder / table).is_dir() for table in TRACE):
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."
