@@ -153,7 +153,7 @@ def _deploy(options: argparse.Namespace) -> int:
     if options.beside:
         console.print("Running the same job in the simulator.", highlight=False)
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
+    console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
 
 

@@ -97,6 +97,8 @@ class Training:
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
+        # The lowest of the same, and the lowest level of all validations.
+        self.lowest_loss = self.lowest_level = math.inf
         self._placed_seconds = 0.0  # when the system was last changed
         self._unfinished = set[str]()  # workers whose cycle had begun when the number of local steps was changed
         self._pushes = 0  # of the branch, since the job began
@@ -120,8 +122,8 @@ class Training:
             self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
-            halves = np.array_split(window.pushes.loss, 2)
-            self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
+            halves = [float(np.mean(h)) for h in np.array_split(window.pushes.loss, 2) if len(h)]
+            self.highest_loss, self.lowest_loss = max(self.highest_loss, *halves), min(self.lowest_loss, *halves)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         # Pushes before the first event still tell what they take under the setting that was in force by then.
         changed = window.setting is not None and window.setting != self._named
@@ -139,6 +141,7 @@ class Training:
         self.newest = window
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
+            self.lowest_level = min(self.lowest_level, self.gauge.level(found.loss, found.accuracy))
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
         if window.evaluations and window.evaluations[-1].clocks == self._pushes:
             newest = window.evaluations[len(window.evaluations) // 2 :]
@@ -294,6 +297,7 @@ class Training:
         self.branch, self.setting, self._named = kept.branch, kept.setting, kept.named
         self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
+        self.lowest_loss = self.lowest_level = math.inf
         with suppress(Rejected):
             yield from Free(lost)
         again = yield from self.snapshot()

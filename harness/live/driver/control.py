@@ -19,6 +19,7 @@ from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.repairs.job_repairs import JobRepairs
+from harness.live.driver.repairs.losses import TooFewNodes
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.starting import start
 from harness.live.driver.view.branch_view import DriverBranch
@@ -130,12 +131,14 @@ class Control:
         return True
 
     def checkpoint(self) -> None:
-        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written, and RuntimeError if the
-        repair of a loss takes too long.
+        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written, and RuntimeError if too
+        few nodes are left for it, or the repair of a loss takes too long.
 
         Mini-batches that have begun are completed first, so that the resumed job is as if it had not been interrupted. One
         that takes longer than `FINISH_SECONDS`, because its worker hangs, is begun again by the resumed job.
         """
+        if self.view.lacks_nodes:
+            raise RuntimeError(self.view.lacks_nodes)
         until, latest_seconds = time.monotonic() + FINISH_SECONDS, self.runtime.now + REPAIR_SECONDS
         done = self.carry_out(lambda: self._saver.finish(until), latest_seconds)
         self._repairs.trains = False  # a repair after a loss must not start training again
@@ -208,6 +211,9 @@ class Control:
             self._end_reconfiguration()
             self._repairs.begin_recovery()
             self.procedure = self._repairs.repair()
+        except TooFewNodes as error:
+            self.procedure = None
+            self.view.end_without_nodes(str(error))  # the next report says so of all branches
 
     def _end_reconfiguration(self) -> None:
         """End the reconfiguration in progress, if there is one; its cost goes to the tuner."""
