@@ -33,6 +33,7 @@ __all__ = [
     "OF_REPLICAS",
     "OF_TABLES",
     "PLACEMENTS",
+    "POLICIES",
     "Choice",
     "Integer",
     "Knob",
@@ -42,6 +43,7 @@ __all__ = [
     "Scalar",
     "Setting",
     "Space",
+    "check_values",
     "shared_out",
 ]
 
@@ -95,6 +97,9 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 
 PLACEMENTS = ("range", "hash")
 """How blocks of embedding tables are placed where a setting does not name their servers; see `Setting.owners`."""
+
+POLICIES = ("bsp", "asp", "ssp", "dssp", "discard", "admit", "quorum")
+"""The names of policies that a setting of a simulated or live job can have; see `tuners.policies`."""
 
 BOUNDED = ("ssp", "discard", "admit")
 """The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
@@ -641,8 +646,14 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
     """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
     _check_roles(setting, devices)
     _check_shares(setting, devices)
-    _check_counts(setting, devices)
+    check_values(setting)
+    _check_steps(setting, devices)
     _check_blocks(setting)
+
+
+def check_values(setting: Setting) -> None:
+    """Raise Rejected for a number that no job can have, whatever its nodes are."""
+    _check_counts(setting)
     _check_rates(setting)
 
 
@@ -672,12 +683,15 @@ def _check_shares(setting: Setting, devices: Mapping[str, int]) -> None:
             )
 
 
-def _check_counts(setting: Setting, devices: Mapping[str, int]) -> None:
+def _check_counts(setting: Setting) -> None:
     least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
     least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+
+
+def _check_steps(setting: Setting, devices: Mapping[str, int]) -> None:
     for name, steps in setting.node_steps:
         if name not in devices or steps < 1:
             raise Rejected(

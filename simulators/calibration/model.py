@@ -200,7 +200,7 @@ class Constants:
     apply_seconds: float = 0.0
     apply_exponent: float = 1.0
     commit_seconds: float = 0.0
-    master_seconds: float = 0.0
+    step_seconds: float = 0.0
     master_sample_seconds: float = 0.0
     delay_messages: float = 2.0
     jitter: float = 0.1

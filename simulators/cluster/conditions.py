@@ -206,6 +206,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     for label, value in _amounts(conditions):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"Cannot use {label} = {value}: it must be finite and not negative.")
+    _check_named(conditions)
     for episode in conditions.episodes:
         if not (episode.factor > 0 and math.isfinite(episode.factor)):
             raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
@@ -227,6 +228,20 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
             raise ValueError(f"Cannot use replay.{role}: fitted draws have no order; leave out deal or fitted.")
     _check_buckets(conditions)
     _check_losses(conditions)
+
+
+def _check_named(conditions: Conditions) -> None:
+    """Raise ValueError for conditions that concern no node, which is never meant."""
+    slow = conditions.stragglers
+    if slow and not slow.nodes and slow.probability == 0:
+        raise ValueError("Cannot use stragglers: there are none; give nodes, or a probability.")
+    for what, named_here in (
+        *(("delays", d.nodes) for d in conditions.delays),
+        *(("buckets", b.nodes) for b in conditions.buckets),
+        *(("nodes", c.nodes) for c in conditions.nodes),
+    ):
+        if not named_here:
+            raise ValueError(f"Cannot use an entry of {what} that names no nodes: give nodes, or leave it out.")
 
 
 def _check_losses(conditions: Conditions) -> None:

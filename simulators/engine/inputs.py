@@ -226,11 +226,12 @@ def cycle_costs(
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
     hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
-    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
-    samples = sum(sum(row) for row in loads(nodes, setting).values())
-    step = demand.master_seconds + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
     transfer = setting.transfer_bits / 32
     pulled, pushed = _shares_of_servers(setting, effects)
+    largest = max(pushed.values()) ** demand.apply_exponent
+    # At a barrier no worker begins before the servers and the master have finished the step, so it adds to every cycle.
+    samples = sum(sum(row) for row in loads(nodes, setting).values())
+    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
@@ -240,8 +241,7 @@ def cycle_costs(
         nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
         serve_out=_serve(nodes, pulled, out),
         serve_in=_serve(nodes, pushed, into),
-        apply_seconds=demand.apply_seconds * max(pushed.values()) ** demand.apply_exponent
-        + demand.commit_seconds * len(setting.servers),
+        apply_seconds=demand.apply_seconds * largest + demand.commit_seconds * len(setting.servers),
     )
 
 

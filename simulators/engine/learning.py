@@ -517,7 +517,7 @@ def evaluate(model: LearningProgram, data: TrainingData, parameters: Any) -> tup
 
 
 def gradient_squares(
-    model: LearningProgram, data: TrainingData, inputs: EngineInputs, parameters: Any, clocks: Array, batches: int
+    model: LearningProgram, data: TrainingData, inputs: EngineInputs, parameters: Any, clocks: Array, *, batches: int
 ) -> tuple[Array, Array]:
     """Squared norms of the gradients at `parameters` of `batches` mini-batches of every worker, from `clocks` [k] on: of the
     mean gradient, and the mean of those of the single ones."""

@@ -29,6 +29,7 @@ from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, LearningProgram, TrainingData
 from simulators.engine.timing import Flight
+from simulators.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
@@ -134,7 +135,7 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
-@partial(jax.jit, static_argnames=("program", "rows"))
+@StoredProgram
 def advance(
     program: Program,
     data: TrainingData,
@@ -172,7 +173,7 @@ def advance(
     return state, table[:rows], n
 
 
-@partial(jax.jit, static_argnames=("program", "rows", "own_data"))
+@StoredProgram
 def advance_lanes(
     program: Program,
     data: TrainingData,
@@ -484,7 +485,7 @@ def with_work(inputs: EngineInputs, left: Array) -> Array:
     return inputs.active & (left > _DONE) if left.shape[0] else inputs.active
 
 
-@partial(jax.jit, static_argnames=("program",))
+@StoredProgram
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
     nodes = inputs.active.shape[0]
@@ -544,7 +545,7 @@ def _typed(value: Any) -> Any:
     return np.asarray(value) if weak else value
 
 
-@partial(jax.jit, static_argnames=("model", "together"))
+@StoredProgram
 def _launch(
     model: LearningProgram | None,
     data: TrainingData,
@@ -577,7 +578,7 @@ def _launch(
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 
-@partial(jax.jit, static_argnames=("program",))
+@StoredProgram
 def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
     """The job at `now`, before its next event: what a change of inputs begins from."""
     # Without this, the part of a transfer that is done already would be done again at the new rates.

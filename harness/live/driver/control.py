@@ -19,6 +19,7 @@ from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.repairs.job_repairs import JobRepairs
+from harness.live.driver.repairs.losses import TooFewNodes
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.starting import start
 from harness.live.driver.view.branch_view import DriverBranch
@@ -29,10 +30,13 @@ from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
 
-__all__ = ["FINISH_SECONDS", "Control"]
+__all__ = ["FINISH_SECONDS", "REPAIR_SECONDS", "Control"]
 
 FINISH_SECONDS = 10.0
 """Longest wait for mini-batches that have begun, before the last checkpoint."""
+
+REPAIR_SECONDS = 30.0
+"""Longest wait for the repair of a loss, before the last checkpoint: it may need nodes that never come back."""
 
 _LOOK_SECONDS = 0.05
 _BUSY_LOOK_SECONDS = 0.005  # while a procedure is in progress: its duration is measured
@@ -96,12 +100,23 @@ class Control:
         if self._failure is not None:
             raise RuntimeError(f"The job is broken: {self._failure}") from self._failure
 
-    def wait_until_idle(self) -> None:
-        """Wait until no procedure is in progress."""
-        self.wait(lambda: self.procedure is None)
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended: by its target, by its budget, or otherwise."""
+        return self.view.status != "running" or self.view.now >= self.view.budget_seconds
 
-    def carry_out(self, make: Callable[[], Procedure]) -> None:
-        """Carry out the procedure that `make` returns; start it again whenever a loss interrupts it."""
+    def wait_for_last_costs(self) -> None:
+        """Once the job is over: wait until its branches know what a change, or a recovery, that is cut short has cost."""
+        self.wait(lambda: self.reconfiguration is None and self._repairs.recovery is None)
+
+    def wait_until_idle(self, latest_seconds: float = math.inf) -> bool:
+        """Wait until no procedure is in progress, at most until this time of the job. Returns whether none is."""
+        self.wait(lambda: self.procedure is None, latest_seconds)
+        return self.procedure is None
+
+    def carry_out(self, make: Callable[[], Procedure], latest_seconds: float = math.inf) -> bool:
+        """Carry out the procedure that `make` returns; start it again whenever a loss interrupts it. Returns False if the
+        repair of a loss, which may wait for nodes, is still in progress at this time of the job."""
         done: list[bool] = []
 
         def marked() -> Procedure:
@@ -109,21 +124,27 @@ class Control:
             done.append(True)
 
         while not done:
-            self.wait_until_idle()
+            if not self.wait_until_idle(latest_seconds):
+                return False
             mine = self.procedure = marked()
             self.wait(lambda mine=mine: self.procedure is not mine)  # type: ignore[misc]
+        return True
 
     def checkpoint(self) -> None:
-        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written.
+        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written, and RuntimeError if too
+        few nodes are left for it, or the repair of a loss takes too long.
 
         Mini-batches that have begun are completed first, so that the resumed job is as if it had not been interrupted. One
         that takes longer than `FINISH_SECONDS`, because its worker hangs, is begun again by the resumed job.
         """
-        until = time.monotonic() + FINISH_SECONDS
-        self.carry_out(lambda: self._saver.finish(until))
+        if self.view.lacks_nodes:
+            raise RuntimeError(self.view.lacks_nodes)
+        until, latest_seconds = time.monotonic() + FINISH_SECONDS, self.runtime.now + REPAIR_SECONDS
+        done = self.carry_out(lambda: self._saver.finish(until), latest_seconds)
         self._repairs.trains = False  # a repair after a loss must not start training again
         self.runtime.coordinator.rest()
-        self.carry_out(self._saver.save)
+        if not (done and self.carry_out(self._saver.save, latest_seconds)):
+            raise RuntimeError(f"The job still waits for nodes or processes that it has lost, {REPAIR_SECONDS:g} s later.")
         if self._saver.unsaved is not None:
             raise self._saver.unsaved
 
@@ -158,7 +179,7 @@ class Control:
         moments = self.view.take(self.runtime.poll())
         repairs.pushed(moments)
         if self.reconfiguration is not None:
-            self.reconfiguration.pushed(moments)
+            self.reconfiguration.meter.pushed(moments)
         repairs.emulate()
         if lost := repairs.find_lost():
             repairs.record(lost)
@@ -172,9 +193,13 @@ class Control:
 
     def _advance(self) -> None:
         """Advance the procedure in progress by one step."""
-        if self.reconfiguration is not None and self.view.branches[self.reconfiguration.branch].status != "running":
+        changed = self.reconfiguration
+        if changed is not None and (self.is_over or self.view.branches[changed.branch].status != "running"):
             self._end_reconfiguration()
-            self.procedure = None
+            # One that has ended the old processes leaves no server: then the last checkpoint needs new ones.
+            self.procedure = self._repairs.repair() if self.runtime.latest.recovering else None
+        if self.is_over:
+            self._repairs.end_recovery()
         if self.procedure is None:
             return
         try:
@@ -184,7 +209,11 @@ class Control:
             self._end_reconfiguration()
         except ModelLost:  # the coordinator has died with the only copy
             self._end_reconfiguration()
+            self._repairs.begin_recovery()
             self.procedure = self._repairs.repair()
+        except TooFewNodes as error:
+            self.procedure = None
+            self.view.end_without_nodes(str(error))  # the next report says so of all branches
 
     def _end_reconfiguration(self) -> None:
         """End the reconfiguration in progress, if there is one; its cost goes to the tuner."""
@@ -192,7 +221,7 @@ class Control:
         if ended is None:
             return
         branch = self.view.branches[ended.branch]
-        if ended.done:
+        if ended.meter.done:
             branch.setting = ended.new
             if ended.policy is not None:
                 branch.policy, branch.installed = ended.policy, None

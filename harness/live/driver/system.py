@@ -167,10 +167,13 @@ class LiveSystem:
         reconfiguration = self._control.reconfiguration
         other = reconfiguration is not None and reconfiguration.branch != action.branch
         check_other_branch(action.branch, is_reconfigured=other)
-        self._switch_to(action.branch)
+        if not self._control.is_over:
+            self._switch_to(action.branch)
         goal = math.inf if action.clocks is None else branch.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
         self._control.wait(lambda: branch.clocks >= goal or branch.status != "running", limit)
+        if self._control.is_over:
+            self._control.wait_for_last_costs()
         return self._window(branch, goal, limit)
 
     def _window(self, branch: DriverBranch, goal: float, limit: float) -> Window:
@@ -206,8 +209,9 @@ class LiveSystem:
         prepared: Setting | None = None
         while prepared != branch.setting:  # a loss, or a node that returns, may change it meanwhile
             prepared = branch.setting
-            control.carry_out(partial(self._prepare, prepared))
-            control.wait_until_idle()
+            budget = self.job.budget_seconds
+            if not (control.carry_out(partial(self._prepare, prepared), budget) and control.wait_until_idle(budget)):
+                return  # the job is over
         control.runtime.coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
         control.runtime.coordinator.run(number)
         self._view.running, branch.since_seconds = number, self.now
@@ -250,7 +254,7 @@ class LiveSystem:
         control.begin_reconfiguration(begun)
         if not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
-        control.wait(lambda: control.reconfiguration is not begun)
+        control.wait(lambda: control.reconfiguration is not begun)  # at the latest until the job is over
         return begun.cost()
 
     def _install(self, action: Install) -> None:
@@ -284,8 +288,12 @@ class LiveSystem:
     def _check_idle(self, branch: DriverBranch, wanted: str) -> None:
         """Raise Rejected during a reconfiguration, and if the branch has ended. Waits for the repair of a loss."""
         check_no_reconfiguration(wanted, self._control.reconfiguration)
-        self._control.wait_until_idle()
+        self._wait_until_idle(wanted)
         check_running(wanted, branch.status)
+
+    def _wait_until_idle(self, wanted: str) -> None:
+        if not self._control.wait_until_idle(self.job.budget_seconds):
+            raise Rejected(f"Cannot {wanted}: the budget ended while the job waited for what it has lost.")
 
     # ------------------------------------------------------------------------------------------------------------ branches
 
@@ -307,7 +315,7 @@ class LiveSystem:
         check_not_last(self._view.branches, action.branch)
         if control.reconfiguration is not None and control.reconfiguration.branch == action.branch:
             self._check_idle(branch, f"free branch {action.branch}")
-        control.wait_until_idle()  # a procedure may use this branch
+        self._wait_until_idle(f"free branch {action.branch}")  # a procedure may use this branch
         if self._view.running == action.branch:
             control.runtime.coordinator.rest()
             self._view.running = None
@@ -324,5 +332,7 @@ class LiveSystem:
         # A coordinator that died, or was rolled back, has forgotten the request: ask again.
         while request not in self._view.measured:
             request = control.runtime.coordinator.evaluate(action.branch)
-            control.wait(over)
+            control.wait(over, self.job.budget_seconds)
+            if not over():
+                raise Rejected(f"Cannot evaluate branch {action.branch}: the budget ended before that was done.")
         return self._view.measured.pop(request)

@@ -97,6 +97,10 @@ def _restored(row: _Branch, job: LiveJob, policies: Mapping[int, SyncPolicy]) ->
     policy = policies.get(row.number)
     if policy is None:
         raise ValueError(f"Cannot restore branch {row.number}: its policy is not given.")
+    nodes, by_node = len(job.nodes), (row.active, row.clocks, row.begun, row.waiting_since_seconds)
+    fits = all(array.shape == (nodes,) for array in by_node) and row.rows.shape[1:] == (len(Records._fields),)
+    if not fits or not {*row.busy, *row.due, *row.staleness} <= set(range(nodes)):
+        raise ValueError(f"Cannot restore branch {row.number}: its state is damaged, or of a job with other nodes.")
     groups = job.aggregation != "each"
     shards = job.shards(row.setting)
     made = CoordinatorBranch(row.number, row.setting, policy, shards, testing=row.testing, groups=groups)
@@ -105,7 +109,7 @@ def _restored(row: _Branch, job: LiveJob, policies: Mapping[int, SyncPolicy]) ->
     made.rows, made.staleness = [tuple(r) for r in row.rows.tolist()], row.staleness
     if row.policy_state is not None:
         leaves, form = jax.tree.flatten(policy.init(np.zeros_like(row.active)))
-        if len(leaves) != len(row.policy_state):
+        if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in row.policy_state]:
             raise ValueError(f"Cannot restore branch {row.number}: its state is not one of policy {policy.name}.")
         made.state = jax.tree.unflatten(form, row.policy_state)
     return made
