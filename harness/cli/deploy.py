@@ -134,12 +134,8 @@ def _deploy(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
     if options.dry_run or not options.live:
-        if contest is not None:
-            count = contest.seeds or scenario.seeds.count
-            first = f"A contest of {', '.join(contest.tuners)}, {count} seed{'' if count == 1 else 's'} each. Its first job:"
-            console.print(first, markup=False, highlight=False, soft_wrap=True)
-        console.print("\n".join(described(wanted)), markup=False, highlight=False, soft_wrap=True)
-        console.print(f"Start it with:  {_that_starts(options)}", markup=False, highlight=False, soft_wrap=True)
+        lines = [*_contest_words(contest, scenario), *described(wanted), f"Start it with:  {_that_starts(options)}"]
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         return 0
     with _stoppable() as stop:
         try:
@@ -171,6 +167,14 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.")
     if options.tuners is not None and options.seed:
         raise ValueError("Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.")
+
+
+def _contest_words(contest: LiveContest | None, scenario: Scenario) -> list[str]:
+    """What a dry run says before the plan of one job, where there are several."""
+    if contest is None:
+        return []
+    count = contest.seeds or scenario.seeds.count
+    return [f"A contest of {', '.join(contest.tuners)}, {count} seed{'' if count == 1 else 's'} each. Its first job:"]
 
 
 def _that_starts(options: argparse.Namespace) -> str:
