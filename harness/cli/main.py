@@ -205,6 +205,8 @@ def _compare(options: argparse.Namespace) -> int:
     console = terminal()
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)
+    if options.resume and not (out / "manifest.json").is_file():
+        console.print(f"{out} has no comparison to resume: this one begins.", highlight=False, soft_wrap=True, markup=False)
     try:
         with watching(console) as watch, importing_reports():
             compare(

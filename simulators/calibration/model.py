@@ -124,8 +124,8 @@ class Row:
 
     @property
     def has_parts(self) -> bool:
-        """Whether compute time was recorded separately."""
-        return not math.isnan(self.compute_seconds)
+        """Whether compute time was recorded separately, and is any."""
+        return self.compute_seconds > 0
 
     def measured(self) -> tuple[float, float, float, float]:
         """Seconds of compute, pull, push and cycle; nan where not recorded, or 0."""

@@ -29,7 +29,7 @@ from tuners.actions import (
     Tuner,
     Window,
 )
-from tuners.joint.learning_model import Gauge
+from tuners.joint.learning_model import HELPED_NATS, Gauge
 from tuners.joint.system_model import SystemModel
 
 __all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
@@ -43,6 +43,7 @@ _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
+_RECOVERY = 3  # windows in which a model that was trained too hot is as good as before, or is given up
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
@@ -201,6 +202,21 @@ class Training:
         doubt = math.hypot(noise, single / math.sqrt(self.gauge.untrained_batches))
         level = math.log(mean / self.gauge.untrained)
         return Glance(level, noise, doubt, validated, self.gauge.has_learned(level + 2 * noise, validated))
+
+    def recovers(self, setting: Setting, level: float, why: str) -> Steps[bool]:
+        """Whether the present model, which was trained too hot, is soon as good as `level` under `setting`.
+
+        What hot windows have learned is hidden by their noise. And where they have thrown the model off, it often comes down
+        somewhere flatter, from where it learns faster than a snapshot of the time before.
+        """
+        if self.diverged or not (yield from self.change(setting, why)):
+            return False
+        nothing = self.gauge.blank_level - HELPED_NATS
+        for _ in range(_RECOVERY):
+            yield from self.window()
+            if self.diverged or self.level <= level or self.level > nothing:
+                break
+        return not self.diverged and self.level <= min(level, nothing)
 
     def _least_clocks(self) -> int:
         steps = self.setting.local_steps

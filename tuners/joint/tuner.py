@@ -539,6 +539,12 @@ class JointCourse:
             if found is not None:
                 yield from training.drop(kept)
                 setting, kept = found
+        if kept is not None and not heat.steps and training.setting != kept.setting:
+            now, as_good = heat.words(training.setting), training.lowest_level + 0.5 * self.gauge.hurt
+            why = f"{now} -> {heat.words(setting)}: the best so far; may the job go on from the present model?"
+            if (yield from training.recovers(setting, as_good, why)):
+                yield from training.drop(kept)
+                return
         why = f"{heat.words(setting)} is the best so far, and the job goes on from its model"
         if kept is not None:
             kept = yield from training.return_to(kept, setting, why)

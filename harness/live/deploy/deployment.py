@@ -286,7 +286,7 @@ def _drive(
         live.checkpoint()
     except (RuntimeError, OSError) as error:
         saved = False
-        say(f"It could not be saved. {error}")
+        say(f"It could not be saved. {getattr(error, 'strerror', None) or error}")
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start

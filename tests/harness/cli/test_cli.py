@@ -201,7 +201,9 @@ def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixt
     assert main(command) == 2
     assert "results/tiny: it is there already" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 1
-    assert "3 runs, 3 of them made before." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 runs, 3 of them made before." in said
+    assert "to resume" not in said
     (here / "results" / "tiny" / "scores.parquet").unlink()
     assert main(["report", "results/tiny"]) == 0
     assert store.load_results(here / "results" / "tiny").scores.equals(scores)
@@ -211,8 +213,10 @@ def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[s
     (here / "tiny.toml").write_text(
         arena.TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200")
     )
-    assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
-    assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
+    assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1", "--resume"]) == 0
+    said = capsys.readouterr().out
+    assert "tiny fixed seed 0: budget" in said  # a target out of reach is a result
+    assert "results/tiny has no comparison to resume: this one begins." in said
 
 
 def test_an_interruption_says_how_to_continue(here: Path) -> None:

@@ -350,6 +350,47 @@ def test_rows_of_whole_runs():
     assert "1 runs (x) have trimmed seconds only" in found.caveats[0]
 
 
+def test_what_a_user_left_out_of_a_recording_is_said():
+    """An unknown policy, no servers, no time, no batch size and no policy: before, three of them ended in a traceback."""
+    usual = {"seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}
+    other = [{"policy": "ring"}, {"servers": 0}, {}, {"batch_size": 0}, {"policy": None}]
+    settings = [usual | changed | {"run": str(i)} for i, changed in enumerate([{}, *other])]
+    runs = [{"run": str(i), "workload": "x", "seconds": 10.0 * (i != 3), "steps": 10} for i in range(6)]
+    found = read_tables(tables(runs, settings))
+    assert [(r.run, r.policy, r.batch_size, r.cycle_seconds) for r in found.rows] == [
+        ("0", "bsp", 8, 1.0),
+        ("4", "bsp", 1, 1.0),
+        ("5", "asp", 8, 2.0),
+    ]
+    for why in ("policy ring are left out", "without workers and servers", "no seconds", "no batch size", "no policy"):
+        assert sum(f"1 settings {why}" in c or why in c for c in found.caveats) == 1, why
+
+
+def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():
+    settings = [{"run": "a", "seconds": 0.0, "workers": 1, "servers": 1, "policy": "asp", "batch_size": 8}]
+    pushes = [{"run": "a", "worker": 0, "clock": i, "seconds": i + 1.0, "compute_seconds": 0.0} for i in range(20)]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=pushes))
+    assert not found.rows[0].has_parts
+    still = read_tables(tables([{"run": "a"}], settings, iterations=[p | {"seconds": 5.0} for p in pushes]))
+    assert (still.rows, "no seconds" in still.caveats[0]) == ((), True)
+
+
+def test_steps_and_seconds_are_enough_of_progress():
+    settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8}]
+    progress = [{"run": "a", "seconds": 2.0 * i, "steps": 10 * i} for i in range(8)]
+    found = read_tables(tables([{"run": "a"}], settings, progress=progress))
+    assert [r.cycle_seconds for r in found.rows] == [pytest.approx(0.2)]
+
+
+def test_a_recording_of_which_no_row_is_left_says_why(tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.csv").write_text("seconds,workers,servers,policy\n0,2,1,sync\n")
+    (tmp_path / "mine" / "runs.csv").write_text("run,seconds,steps\nmine,10,10\n")
+    assert main.main(["trace", "convert", str(tmp_path / "mine"), "--out", str(tmp_path / "trace")]) == 0
+    assert main.main(["calibrate", str(tmp_path / "trace"), "--out", str(tmp_path / "made.toml")]) == 2
+    assert "policy sync are left out: it cannot be simulated; write bsp, asp" in capsys.readouterr().err
+
+
 def test_rows_of_progress_leave_out_pauses_and_intervals_between_settings():
     settings = [
         {"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8},
