@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, PushFacts
+from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, ModelVersions, PushFacts
 from harness.live.protocol.plain_data import packed, unpacked
 from simulators.engine.loop import Records
 from tuners.actions import Setting, Status, SyncPolicy
@@ -64,7 +64,7 @@ _SAME: tuple[str, ...] = (
     "pushes",
     "samples",
 )
-_SAME += ("version", "grouped", "steps", "inherited", "busy", "due", "halted", "rows_taken")
+_SAME += ("grouped", "steps", "inherited", "busy", "due", "halted", "rows_taken")
 
 
 def branches_as_bytes(
@@ -77,6 +77,7 @@ def branches_as_bytes(
             policy_state=None if branch.state is None else [np.asarray(leaf) for leaf in jax.tree.leaves(branch.state)],
             rows=np.array(branch.rows, np.float64).reshape(-1, len(Records._fields)),
             staleness=branch.staleness,
+            version=branch.versions.latest,
             **{name: getattr(branch, name) for name in _SAME},
         )
         for branch in branches
@@ -107,6 +108,7 @@ def _restored(row: _Branch, job: LiveJob, policies: Mapping[int, SyncPolicy]) ->
     for name in _SAME:
         setattr(made, name, getattr(row, name))
     made.rows, made.staleness = [tuple(r) for r in row.rows.tolist()], row.staleness
+    made.versions = ModelVersions(row.version)
     if row.policy_state is not None:
         leaves, form = jax.tree.flatten(policy.init(np.zeros_like(row.active)))
         if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in row.policy_state]:
