@@ -45,7 +45,7 @@ def show(results: Results, console: Console) -> None:
             for sentence in calibration_ranks.sentences(under):
                 console.print(escape(sentence), highlight=False, soft_wrap=True)
         if len(names) <= _TABLES:
-            for one in render(rows, columns=max(80, console.width)):
+            for one in render(rows, columns=max(50, console.width)):
                 console.print(one)
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:

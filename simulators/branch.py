@@ -29,6 +29,7 @@ from simulators.engine.inputs import (
     served_rows,
 )
 from simulators.engine.learning import TrainingData
+from simulators.stored_programs import StoredProgram
 from simulators.workloads.workload import Workload
 from tuners.actions import Cost, Evaluation, GradientNoise, Job, Rejected, Setting, Status, SyncPolicy
 
@@ -36,8 +37,8 @@ __all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branc
 
 NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _PULL_SECONDS = loop.Records._fields.index("pull_seconds")
-_evaluate = jax.jit(learning.evaluate, static_argnames=("model",))
-_squares = jax.jit(learning.gradient_squares, static_argnames=("model", "batches"))
+_evaluate = StoredProgram(learning.evaluate)
+_squares = StoredProgram(learning.gradient_squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ class Branch:
             return GradientNoise(now, float("nan"), float("nan"))
         clocks = self.state.clock.drawn
         mean, single = map(
-            float, _squares(self.program.model, self.context.data, self.inputs, learned.parameters, clocks, batches)
+            float,
+            _squares(self.program.model, self.context.data, self.inputs, learned.parameters, clocks, batches=batches),
         )
         # single = |G|^2 + tr(Sigma) / b and mean = |G|^2 + tr(Sigma) / (b count), where 1 / b is the mean over workers.
         inverse_batch = float(np.mean(1 / np.asarray(self.inputs.samples)[active]))

@@ -472,9 +472,7 @@ def resolve(name: str) -> Entry:
         _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
     near = _as_written(name) or get_close_matches(name, known) or _in_module(name)
-    others = (
-        "`harness list tuners` has all." if near else f"Choose from {', '.join(known)}, or write package.module:factory."
-    )
+    others = "`harness list tuners` has all." + ("" if near else " One of your own is package.module:factory.")
     raise ValueError(f"No tuner {name!r}.{_did_you_mean(near)} {others}")
 
 

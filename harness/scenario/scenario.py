@@ -80,7 +80,7 @@ def matching(name: str) -> list[str]:
     if not set(name) & set("*?[") or "=" in name or ":" in name:
         return [name]
     if not (found := fnmatch.filter(embedded(), name)):
-        raise ValueError(f"No scenario matches {name!r}: there are {', '.join(embedded())}.")
+        raise ValueError(f"No scenario matches {name!r}: `harness list scenarios` shows all.")
     return found
 
 
@@ -99,7 +99,7 @@ def load(name_or_path: str | Path) -> Scenario:
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
-        hint = near_names(plain, embedded())
+        hint = near_names(plain, embedded(), shown_by="`harness list scenarios`")
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
         text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
@@ -327,7 +327,8 @@ def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
     counts: dict[str, int] = {}
     for group in table.nodes:
         if group.type not in known:
-            raise ValueError(f"nodes: no node type {group.type!r}; {near_names(group.type, known)}")
+            near = near_names(group.type, known, shown_by="`harness list profiles`")
+            raise ValueError(f"nodes: no node type {group.type!r}; {near}")
         if not re.fullmatch(r"[\w.-]*", group.prefix):
             raise ValueError(
                 f"nodes: no machine can be named {group.prefix + '0'!r}, because knobs have its name; give a prefix of "
@@ -366,7 +367,8 @@ def _check_prices(scenario: Scenario, unpriced: str) -> None:
 def _known(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTable:
     names = (*_own_workloads(table, origin, draw), *workloads())
     if table.name not in names:
-        raise ValueError(f"name: no workload {table.name!r}; {near_names(table.name, names)}")
+        near = near_names(table.name, names, shown_by="`harness list workloads`")
+        raise ValueError(f"name: no workload {table.name!r}; {near}")
     return table
 
 

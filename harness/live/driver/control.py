@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from harness.live.coordinator.membership.views import ModelLost
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
@@ -19,15 +20,16 @@ from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.repairs.job_repairs import JobRepairs
+from harness.live.driver.repairs.losses import TooFewNodes
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.starting import start
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.driver.view.job_view import JobView
 from harness.live.driver.view.status import setting_words
-from harness.live.processes.names import EVALUATOR
+from harness.live.processes.names import EVALUATOR, peers
 from harness.live.processes.runtime import Procedure, Processes, Runtime
 from harness.live.worker.spec import Spec
-from tuners.actions import SyncPolicy
+from tuners.actions import Setting, SyncPolicy
 
 __all__ = ["FINISH_SECONDS", "REPAIR_SECONDS", "Control"]
 
@@ -67,6 +69,7 @@ class Control:
         self._saver = JobSaver(self.runtime, self.view, restore_points)
         self._repairs = JobRepairs(self.runtime, self.view, spec, restore_points, limits.still_seconds, emulated)
         self.losses = self._repairs.losses
+        self._blocks = spec.layout.count
         self._failure: Exception | None = None
         self._over = threading.Event()
         if begun is not None:
@@ -130,12 +133,14 @@ class Control:
         return True
 
     def checkpoint(self) -> None:
-        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written, and RuntimeError if the
-        repair of a loss takes too long.
+        """Stop training for good and make a last checkpoint. Raises OSError if it cannot be written, and RuntimeError if too
+        few nodes are left for it, or the repair of a loss takes too long.
 
         Mini-batches that have begun are completed first, so that the resumed job is as if it had not been interrupted. One
         that takes longer than `FINISH_SECONDS`, because its worker hangs, is begun again by the resumed job.
         """
+        if self.view.lacks_nodes:
+            raise RuntimeError(self.view.lacks_nodes)
         until, latest_seconds = time.monotonic() + FINISH_SECONDS, self.runtime.now + REPAIR_SECONDS
         done = self.carry_out(lambda: self._saver.finish(until), latest_seconds)
         self._repairs.trains = False  # a repair after a loss must not start training again
@@ -153,6 +158,33 @@ class Control:
         """Start to carry out a reconfiguration."""
         self.wait_until_idle()
         self.reconfiguration, self.procedure = wanted, wanted.procedure
+
+    # ------------------------------------------------------------------------------------------------ the branch that trains
+
+    def switch_to(self, number: int) -> None:
+        """Train that branch only, with the processes and the blocks of the model where its setting has them."""
+        branch, coordinator = self.view.branches[number], self.runtime.coordinator
+        if number == self.view.running or branch.status != "running":
+            return
+        coordinator.rest()
+        self.view.running = None
+        prepared: Setting | None = None
+        while prepared != branch.setting:  # a loss, or a node that returns, may change it meanwhile
+            prepared = branch.setting
+            budget = self.view.budget_seconds
+            if not (self.carry_out(partial(self._prepare, prepared), budget) and self.wait_until_idle(budget)):
+                return  # the job is over
+        coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
+        coordinator.run(number)
+        self.view.running, branch.since_seconds = number, self.view.now
+
+    def _prepare(self, setting: Setting) -> Procedure:
+        runtime = self.runtime
+        runtime.start(peers(setting))
+        yield from runtime.wait_joined(peers(setting))
+        if runtime.placed != runtime.placement(setting):
+            yield from runtime.place(setting, at_once=self._blocks)
+            yield from runtime.wait_placed()
 
     # ------------------------------------------------------------------------------------------------------------ watching
 
@@ -208,6 +240,9 @@ class Control:
             self._end_reconfiguration()
             self._repairs.begin_recovery()
             self.procedure = self._repairs.repair()
+        except TooFewNodes as error:
+            self.procedure = None
+            self.view.end_without_nodes(str(error))  # the next report says so of all branches
 
     def _end_reconfiguration(self) -> None:
         """End the reconfiguration in progress, if there is one; its cost goes to the tuner."""

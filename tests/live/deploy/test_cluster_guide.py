@@ -10,9 +10,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,6 +62,11 @@ class Command(NamedTuple):
         finally:
             words = self.end()
         return status, words
+
+    def heard(self) -> str:
+        """What it has said so far."""
+        with Path(f"/proc/self/fd/{self.said.fileno()}").open() as said:  # another position in the file
+            return said.read()
 
     def end(self) -> str:
         """End it now; returns what it has said."""
@@ -254,3 +261,46 @@ def test_the_guide_is_followed_literally_on_four_hosts(*, tls: bool) -> None:
         assert {6379, 6380, 6381} <= listening
         system = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
         assert not [port for port in listening if not (6379 <= port <= 6385 or 10000 <= port <= 10199 or port in system)]
+
+
+SRUN = """#!/bin/bash
+# Starts here what Slurm would start on the other machines.
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+
+
+def batch(host: Host) -> Command:
+    """Slurm's part: run the batch file on a host, in an allocation of two machines."""
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    return host.begin(f"PATH=~/bin:$PATH exec bash {ROOT}/harness/live/clusters/live.sbatch slow.toml", **environment)
+
+
+def its_time_is_over(command: Command, words: str) -> tuple[int, str]:
+    """Send the batch file SIGTERM, and nobody else, once it has said that."""
+    end = time.monotonic() + 200
+    while words not in command.heard():
+        assert command.process.poll() is None, command.heard()
+        assert time.monotonic() < end, command.heard()
+        time.sleep(0.5)
+    (shell,) = Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split()
+    os.kill(int(shell), signal.SIGTERM)
+    return command.ended()
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_the_batch_file_leaves_a_checkpoint_when_its_time_is_over_and_goes_on_from_it() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with hosts(1) as (host,):
+        (host.folder / "bin").mkdir()
+        (host.folder / "bin" / "srun").write_text(SRUN)
+        (host.folder / "bin" / "srun").chmod(0o755)
+        slow = SCENARIO.replace("count = 3", "count = 2").replace("worker_count = 2", "worker_count = 1")
+        (host.folder / "slow.toml").write_text(slow.replace("learning_rate = 0.2", "learning_rate = 1e-6"))
+        for words in ("Starting 1 worker, 1 server", "Resuming after"):
+            status, said = its_time_is_over(batch(host), "clocks (")
+            assert status == 143, said
+            assert words in said
+            assert "has a checkpoint. The same command with --resume goes on." in said

@@ -9,6 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
+import ray
 
 from harness.live.processes import launch
 from harness.live.processes.actors import Endpoint, ProcessSpec
@@ -70,6 +71,13 @@ def private_cluster(**settings):
         yield process.pid, *process.stdout.readline().split()
         process.stdin.close()
     assert process.returncode == 0
+
+
+def test_services_of_a_private_cluster_do_not_talk_to_the_user():
+    own = ray._private.worker.listen_error_messages
+    with launch._few_services():
+        assert ray._private.worker.listen_error_messages is not own
+    assert ray._private.worker.listen_error_messages is own
 
 
 @pytest.mark.timeout(300)

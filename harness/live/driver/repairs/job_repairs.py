@@ -85,7 +85,7 @@ class JobRepairs:
         """Start what is missing. Returns how branches get the nodes back that have returned."""
         self.losses.start_missing()
         for node in self.losses.take_back():
-            self._view.log_event(f"{node} is back")
+            self._view.log_event(f"{node} {'is back' if node in self.losses.lost else 'has joined'}")
         # With no running branch, a switch to another one is in progress, which gives it its processes itself.
         if self.losses.any_returned and idle and self._view.running is not None:
             return self.losses.restore(self._view.branches, self._view.running)

@@ -37,6 +37,7 @@ class JobView:
         self.performed = 0  # actions, rejected ones included
         self.lost_pushes = 0
         self.recent = RecentPushes(job)
+        self.lacks_nodes = ""  # why the job cannot go on; its model is lost then
         self._ended_seconds: float | None = None
 
     @property
@@ -77,10 +78,17 @@ class JobView:
                 moments.append(self._add(self.branches[number], news.rows))
                 self._add_evaluations(self.branches[number], news.evaluations)
         for number, branch in self.branches.items():
-            branch.status = report.statuses.get(number, branch.status)
+            known = report.statuses.get(number, branch.status)
+            branch.status = "deadlock" if self.lacks_nodes and known == "running" else known
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self._runtime.now
         return np.concatenate(moments)
+
+    def end_without_nodes(self, why: str) -> None:
+        """Too few nodes are left: the job ends, as one in simulation does."""
+        if not self.lacks_nodes:
+            self.lacks_nodes = why
+            self.log_event(why)
 
     def _add(self, branch: DriverBranch, rows: Any) -> NDArray[np.float64]:
         rows = np.array(rows, np.float64)
