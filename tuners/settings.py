@@ -44,6 +44,7 @@ __all__ = [
     "Setting",
     "Space",
     "check_values",
+    "share_batch",
     "shared_out",
 ]
 
@@ -411,6 +412,8 @@ class Space:
     def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
         if any(v.startswith("load/") for v in values):
             setting = self._with_loads(setting, values)
+        elif not setting.loads:
+            setting = share_batch(self, setting)
         data = _normalised("data_share", setting.workers, values)
         model = _normalised("model_share", setting.servers, values)
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
@@ -629,6 +632,27 @@ def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
     order = np.argsort(counts - exact, kind="stable")
     counts[order[: total - counts.sum()]] += 1
     return tuple(int(n) for n in counts)
+
+
+def share_batch(space: Space, setting: Setting, weights: Mapping[str, float] | None = None) -> Setting:
+    """`setting` with the batch that all workers of `space` share, if they do, in proportion to their `weights`, or equally.
+
+    On a machine, devices have parts as in the base, or equal ones where the base has no load there.
+    """
+    if not space.whole_batch:
+        return setting
+    rows = dict(zip(space.base.workers, space.base.loads, strict=False))
+    devices = {n.name: range(len(n.devices)) for n in space.nodes}
+    parts = []
+    for worker in setting.workers:
+        free = [float(space.knob(f"load/{worker}/{d}") is not None) for d in devices.get(worker, ())]
+        row = [float(n) for n in rows.get(worker, ())] if sum(rows.get(worker, ())) else free
+        weight = 1.0 if weights is None else weights[worker]
+        parts.append([weight * part / max(sum(row), 1.0) for part in row])
+    if not sum(map(sum, parts)) > 0:
+        return setting
+    samples = iter(shared_out([part for row in parts for part in row], space.whole_batch))
+    return replace(setting, loads=tuple(tuple(next(samples) for _ in row) for row in parts))
 
 
 def _node_of(knob: Knob) -> str | None:

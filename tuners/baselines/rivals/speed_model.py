@@ -158,7 +158,7 @@ def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) ->
 
     Where roles are free, machines keep theirs as far as the numbers allow: moving training data or the model takes long. To
     grow, idle machines come first, as workers in the scenario's order, as servers from its end. More roles than machines
-    are those of the start. A batch that all workers share is divided as at the start, with equal parts for others.
+    are those of the start. A batch that all workers share is divided among them equally.
     """
     workers, servers = pair
     values = job.space.values(setting)
@@ -176,23 +176,9 @@ def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) ->
     role = {n: ("both" if n in serve else "worker") if n in work else "server" for n in (*work, *serve)}
     values |= {name: role.get(name.partition("/")[2], "idle") for name in values if name.startswith("role/")}
     if job.space.whole_batch:
-        values |= _loads(job, work)
+        values = {name: value for name, value in values.items() if not name.startswith("load/")}
     made = job.space.setting(values)
     return made if _pair(made) == pair and job.space.admits(made) else None
-
-
-def _loads(job: Job, workers: Sequence[str]) -> dict[str, float]:
-    """The loads' weights: those of the start, and equal ones for machines without any there; none without a role to work."""
-    at_start = {k: float(v) for k, v in job.space.values(job.start).items() if k.startswith("load/")}
-    by_node: dict[str, dict[str, float]] = {}
-    for name, weight in at_start.items():
-        by_node.setdefault(name.split("/")[1], {})[name] = weight
-    usual = max(at_start.values(), default=0.0) or 1.0
-    found = dict.fromkeys(at_start, 0.0)
-    for node in workers:
-        own = by_node.get(node, {})
-        found |= own if any(own.values()) else dict.fromkeys(own, usual)
-    return found
 
 
 def _pair(setting: Setting) -> Pair:
