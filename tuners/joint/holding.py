@@ -89,7 +89,7 @@ class Holding:
         self._steady_since = 0  # length of the course when the heat was last changed
         self._steady = self.held
         self.hurting = math.inf  # the coolest heat that has made the model clearly worse
-        self._ceiling = math.inf  # the coolest heat that the job had to leave, or whose trial has failed
+        self._ceiling = math.inf  # the coolest heat that was too hot, too noisy, or whose trial has failed
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
@@ -224,6 +224,7 @@ class Holding:
             self.low = training.level
             self._begin_anew(settling=self._settling)
         elif hidden and level - self._noise > goal and self._parts.schedules:
+            self._ceiling = min(self._ceiling, heat.of(self.held))
             before, self.held = self.held, heat.scaled(self.held, 0.5)
             why = f"{self._words(before)} -> {self._words(self.held)}: noise hides all drift at level {level:.2f}"
             yield from training.change(self.held, why)
@@ -338,6 +339,7 @@ class Holding:
         self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
         self._steady, self._steady_since = self.held, len(self._course)
         if hidden and shed > HELPED_NATS:
+            self._ceiling = min(self._ceiling, heat.of(self.held))
             self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.

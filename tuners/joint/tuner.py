@@ -84,6 +84,7 @@ _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
+_LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
@@ -539,8 +540,10 @@ class JointCourse:
             if found is not None:
                 yield from training.drop(kept)
                 setting, kept = found
-        if kept is not None and not heat.steps and training.setting != kept.setting:
-            now, as_good = heat.words(training.setting), training.lowest_level + 0.5 * self.gauge.hurt
+        # A model that had hardly learned anything is soon as good again although it is ruined.
+        learned = self.gauge.blank_level - training.lowest_level
+        if kept is not None and not heat.steps and learned > _LEARNED and training.setting != kept.setting:
+            now, as_good = heat.words(training.setting), training.lowest_level
             why = f"{now} -> {heat.words(setting)}: the best so far; may the job go on from the present model?"
             if (yield from training.recovers(setting, as_good, why)):
                 yield from training.drop(kept)
