@@ -7,16 +7,20 @@ import pytest
 
 from reports.statistics import compare, holm, paired_t, signed_rank
 
-RUNS = 150
+RUNS = 400  # of which 8.3 % may be false where the chance is 5 %: three standard errors above it
 NAMES = [f"t{i}" for i in range(8)]
 
 
 def noise(kind, rng, shape):
-    """Noise with mean 0 and standard deviation 1."""
+    """Noise of the same distribution for all tuners; of the first three kinds with mean 0 and standard deviation 1."""
     if kind == "heavy tails":
         return rng.standard_t(4, size=shape) / math.sqrt(2)
     if kind == "skewed":
         return rng.exponential(size=shape) - 1
+    if kind == "censored":  # a third of the runs end at their budget
+        return np.minimum(rng.normal(size=shape), 0.43)
+    if kind == "often the same":  # tuners that mostly do what the others do
+        return rng.normal(size=shape) * (rng.random(shape) < 0.5)
     return rng.normal(size=shape)
 
 
@@ -51,6 +55,8 @@ CASES = [
     ("heavy tails", False, 8),
     ("heavy tails", True, 4),
     ("skewed", False, 8),
+    ("censored", False, 8),
+    ("often the same", False, 8),
 ]
 
 
@@ -68,7 +74,7 @@ def test_skewed_times_of_unequal_spread_are_the_limit_of_students_test():
     assert at_most(0.075, reference)
 
 
-@pytest.mark.parametrize(("kind", "unequal", "equal"), CASES[:4])
+@pytest.mark.parametrize(("kind", "unequal", "equal"), [c for c in CASES if c[0] != "skewed" and c != CASES[4]])
 def test_over_20_arenas_at_most_5_percent_of_verdicts_are_false(kind, unequal, equal):
     leader, reference = false_verdicts(20, signed_rank, kind, unequal, equal)
     assert at_most(0.05, leader)
