@@ -29,6 +29,8 @@ $(READY): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	# Where Python is told to write no bytecode, every process would compile our files again.
+	$(BIN)/python -m compileall -q harness reports simulators traces tuners
 	@touch $@
 
 try: setup ## a first answer: five tuners, three seeds, a few seconds of computing

@@ -18,6 +18,7 @@ import math
 import os
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,7 +29,7 @@ from typing import Any, TypeAlias
 __all__ = ["ProgramFolder", "folder", "use"]
 
 _LIMIT_BYTES = 512 * 2**20
-"""Size of the folder. A comparison on `digits` takes less than 1 MiB."""
+"""Size of the folder."""
 
 _LEAST_COMPILE_SECONDS = 0.1
 """A program that is compiled in less time is not stored: most are single operations, and reading them gains little."""
@@ -56,7 +57,8 @@ def folder() -> Path | None:
 
 
 def use() -> Path | None:
-    """From now on, JAX takes compiled programs from the cache and stores new ones; returns the folder, or None if not used.
+    """From now on, JAX takes compiled programs from the cache and stores new ones, and so does `simulators.stored_programs`;
+    returns the folder, or None if not used.
 
     The cache is not used if ``HARNESS_CACHE`` is ``off``, if the user has made own settings for JAX's cache, or if this
     version of JAX cannot be given a store. May be called any number of times. Imports JAX.
@@ -67,6 +69,8 @@ def use() -> Path | None:
     import jax
     from jax._src import compilation_cache  # JAX has no public way to replace the store
 
+    from simulators import stored_programs
+
     config: Any = jax.config  # whose attributes are made at run time
     if config.jax_compilation_cache_dir == str(path):
         return path
@@ -76,9 +80,11 @@ def use() -> Path | None:
     if made_by_jax is None:
         return None
 
+    store = ProgramFolder(path)
+
     def opened(where: str) -> tuple[object, str] | None:
         # The user may name another folder later.
-        return (ProgramFolder(path), where) if where == str(path) else made_by_jax(where)
+        return (store, where) if where == str(path) else made_by_jax(where)
 
     vars(compilation_cache)["get_file_cache"] = opened
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_DEFAULT_COMPILE_SECONDS:
@@ -86,6 +92,7 @@ def use() -> Path | None:
     # Else XLA writes files of its own there, and the folder's name is part of every key.
     config.update("jax_persistent_cache_enable_xla_caches", "none")
     config.update("jax_compilation_cache_dir", str(path))
+    stored_programs.use_store(store)
     return path
 
 
@@ -102,9 +109,16 @@ class ProgramFolder:
         self._path = path  # JAX prints it
         self._limit_bytes = limit_bytes
         self._bytes = math.inf  # of all files, as far as this process knows
+        self._of_thread = threading.local()
+
+    @property
+    def asked(self) -> str | None:
+        """The key that this thread asked for last."""
+        return getattr(self._of_thread, "asked", None)
 
     def get(self, key: str) -> bytes | None:
         """The bytes that were stored under `key`; None if there are none. A damaged file is deleted."""
+        self._of_thread.asked = key
         file = self._file(key)
         try:
             data = file.read_bytes()

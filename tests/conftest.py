@@ -18,6 +18,7 @@ from harness import program_cache
 from harness.worker_environment import collect_garbage_rarely
 
 collect_garbage_rarely()
+gc.disable()  # until the tests are collected: what is made until then stays
 program_cache.use()  # the tests that use the engine directly, too
 
 settings.register_profile("here", deadline=None)
@@ -29,3 +30,4 @@ def pytest_collection_finish() -> None:
     """What is in memory now stays until the end, thousands of tests among it: no collection looks at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

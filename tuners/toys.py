@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,16 @@ _DRAWS = 4096
 _DIVERGED_LOSS = 1e9
 
 
+class _Cycles(NamedTuple):
+    """What a setting says of every node's mini-batch, for the workers that are there."""
+
+    active: NDArray[np.bool_]  # [k]
+    samples: tuple[int, ...]  # [k]; this and the next ones are 0 for other nodes
+    steps: tuple[int, ...]  # [k]
+    compute_seconds: tuple[float, ...]  # [k], of one step without jitter
+    pull_seconds: tuple[float, ...]  # [k]
+
+
 @dataclass
 class _Branch:
     """One branch. Arrays [k] have an entry per node. Its `seconds` do not advance while other branches run."""
@@ -83,6 +94,7 @@ class _Branch:
     waited: NDArray[np.float64]  # [k], seconds before this mini-batch
     done: NDArray[np.int32]  # [k], pushes since the job began
     clocks: NDArray[np.int32]  # [k], pushes since the last reconfiguration, as the policy counts them
+    cycles: _Cycles  # of the setting
     policy: SyncPolicy | None = None  # installed by the tuner
     policy_state: Any = None
     updates: int = 0  # pushes
@@ -123,6 +135,7 @@ class Toy:
             waited=zeros.copy(),
             done=np.zeros(k, np.int32),
             clocks=np.zeros(k, np.int32),
+            cycles=self._cycles(self.job.start),
         )
         self._branches = {0: main}
         self._restart(main)
@@ -210,6 +223,8 @@ class Toy:
 
     def _departures(self, branch: _Branch, ahead: float) -> list[NodeEvent]:
         """The nodes that leave before the next push; the other workers restart without them."""
+        if len(self._left) == len(self.leaving):
+            return []
         moment = float(np.min(branch.due)) + ahead
         gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
         self._left.update(gone)
@@ -219,8 +234,16 @@ class Toy:
             self._restart(b)
         return [NodeEvent(self.leaving[n], n, "left") for n in gone]
 
-    def _active(self, branch: _Branch) -> NDArray[np.bool_]:
-        return np.array([n in branch.setting.workers and n not in self._left for n in self._names])
+    def _cycles(self, setting: Setting) -> _Cycles:
+        active = np.array([n in setting.workers and n not in self._left for n in self._names])
+        crowd = max(1.0, len(setting.workers) / max(1, len(setting.servers)))
+        rows = []
+        for node, works in zip(self.job.nodes, active, strict=True):
+            samples, steps = (self._samples(setting, node.name), setting.steps_of(node.name)) if works else (0, 0)
+            compute = _SECONDS_PER_SAMPLE * samples * self.slowness.get(node.name, 1.0)
+            pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
+            rows.append((samples, steps, compute, pull))
+        return _Cycles(active, *zip(*rows, strict=True))
 
     def _change(self, branch: _Branch, setting: Setting) -> None:
         if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
@@ -230,7 +253,8 @@ class Toy:
 
     def _restart(self, branch: _Branch) -> None:
         """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
-        active = self._active(branch)
+        branch.cycles = self._cycles(branch.setting)
+        active = branch.cycles.active
         branch.due[:] = np.inf
         branch.clocks[:] = 0
         branch.idle_since[:] = branch.seconds
@@ -248,23 +272,20 @@ class Toy:
 
     def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
         """Compute, pull and push seconds of one mini-batch."""
-        setting, node = branch.setting, self.job.nodes[worker]
-        jitter = float(self._jitter[worker, branch.done[worker] % _DRAWS])
-        compute = _SECONDS_PER_SAMPLE * self._samples(setting, worker) * self.slowness.get(node.name, 1.0) * jitter
-        compute *= setting.steps_of(node.name)
-        crowd = max(1.0, len(setting.workers) / len(setting.servers))
-        pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
+        cycles, jitter = branch.cycles, float(self._jitter[worker, branch.done[worker] % _DRAWS])
+        compute = cycles.compute_seconds[worker] * jitter * cycles.steps[worker]
+        pull = cycles.pull_seconds[worker]
         return compute, pull, pull / 2
 
-    def _samples(self, setting: Setting, worker: int) -> int:
+    def _samples(self, setting: Setting, name: str) -> int:
         rows = dict(zip(setting.workers, setting.loads, strict=False))
-        return sum(rows.get(self._names[worker], (setting.batch_size,)))
+        return sum(rows.get(name, (setting.batch_size,)))
 
     def _push(self, branch: _Branch, worker: int, ahead: float) -> tuple[Any, ...]:
         """One push, in the order of `Pushes`."""
         draw = branch.done[worker] % _DRAWS
         compute, pull, push = self._cycle_seconds(branch, worker)
-        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(self._samples(branch.setting, worker))
+        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(branch.cycles.samples[worker])
         loss = _loss(at)
         staleness = branch.applied - int(branch.version[worker])
         branch.seconds = float(branch.due[worker])
@@ -275,7 +296,7 @@ class Toy:
         branch.due[worker] = np.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
-        steps = branch.setting.steps_of(self._names[worker])
+        steps = branch.cycles.steps[worker]
         if accepted and not branch.testing and steps > 1:
             # So many steps on a quadratic, in closed form; a toy has no outer momentum.
             kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** steps
@@ -292,16 +313,14 @@ class Toy:
         return (*row, np.nan if self.job.target.metric == "clocks" else loss)
 
     def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[NDArray[np.bool_], bool]:
-        active = self._active(branch)
+        active = branch.cycles.active
         waiting = active & ~np.isfinite(branch.due)
         if branch.policy is None:
             setting = branch.setting
             bound = {"bsp": 0, "asp": np.inf}.get(setting.policy, setting.staleness)
             return waiting & (branch.clocks - branch.clocks[active].min() <= bound), True
-        import jax
-
         push = Push(np.int32(worker), branch.clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
-        branch.policy_state, decision = jax.jit(branch.policy.decide)(branch.policy_state, push)
+        branch.policy_state, decision = _compiled(branch.policy.decide)(branch.policy_state, push)
         return np.asarray(decision.release) & active, bool(decision.accept)
 
     def _evaluation(self, branch: _Branch) -> Evaluation:
@@ -347,13 +366,21 @@ class Toy:
         return WorkerWindow(
             node=name,
             pushes=count,
-            samples=count * branch.setting.steps_of(self._names[worker]) * self._samples(branch.setting, worker),
+            samples=count * branch.setting.steps_of(self._names[worker]) * self._samples(branch.setting, name),
             compute_seconds=compute,
             pull_seconds=float(pushes.pull_seconds[mine].sum()),
             push_seconds=float(pushes.push_seconds[mine].sum()),
             wait_seconds=float(pushes.wait_seconds[mine].sum()),
             device_seconds=(compute / max(count, 1),),
         )
+
+
+@lru_cache(maxsize=64)
+def _compiled(decide: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a policy, compiled. To make this anew takes longer than to call it."""
+    import jax
+
+    return jax.jit(decide)
 
 
 def _loss(weights: NDArray[np.float64]) -> float:

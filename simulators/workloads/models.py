@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from simulators.stored_programs import StoredProgram
 from simulators.workloads.datasets import Dataset
 from simulators.workloads.model_tables import (
     Cnn,
@@ -121,11 +122,11 @@ def _classifier(
 def _normal(seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Standard normal numbers, those of `jax.random.normal(jax.random.key(seed))` where JAX has 64-bit integers."""
     words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    return np.asarray(_normal_of_key(words, shape))
+    return np.asarray(_normal_of_key(shape, words))
 
 
-@partial(jax.jit, static_argnames="shape")
-def _normal_of_key(words: Array, shape: tuple[int, ...]) -> Array:
+@StoredProgram
+def _normal_of_key(shape: tuple[int, ...], words: Array) -> Array:
     return jax.random.normal(jax.random.wrap_key_data(words, impl="threefry2x32"), shape, jnp.float32)
 
 

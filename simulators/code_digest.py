@@ -1,0 +1,160 @@
+"""A digest of code as it is in memory: equal in two processes only where they trace the same program.
+
+The code in memory counts, not the files: a file may have been edited since it was imported, and a name of a module may have
+been given another value. Followed are our own packages; of the libraries, the caller compares the versions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["UnknownCodeError", "digest"]
+
+_OURS = ("simulators", "tuners")
+_LIBRARIES = ("builtins", "functools", "jax", "math", "numpy", "operator", "optax")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+
+
+class UnknownCodeError(ValueError):
+    """A value leads to code that is not followed, such as a policy in a user's own file."""
+
+
+def digest(*values: Any) -> str:
+    """A digest of plain values, functions and classes, and of every module of ours that these lead to.
+
+    Functions count with their closures and defaults. Raises UnknownCodeError for what is neither plain nor followed.
+    """
+    made = _Digest()
+    for value in values:
+        made.add(value)
+    done: set[str] = set()
+    while waiting := sorted(made.modules - done):
+        for name in waiting:
+            made.add_module(sys.modules[name])
+        done.update(waiting)
+    return made.hexdigest()
+
+
+class _Digest:
+    """Feeds values to a hash, one after another, and collects the names of the modules that they lead to."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self._hash = hashlib.sha256()
+        self._open: list[int] = []  # values that are being added, because functions lead to themselves
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+    def add(self, value: Any) -> None:
+        """Add one value. Raises UnknownCodeError."""
+        if isinstance(value, _PLAIN):
+            self._say(type(value).__name__, repr(value))
+        elif id(value) in self._open:
+            self._say("again", str(self._open[::-1].index(id(value))))
+        else:
+            self._open.append(id(value))
+            self._add_compound(value)
+            self._open.pop()
+
+    def add_module(self, module: ModuleType) -> None:
+        """Add what a module defines. Values that are neither plain nor code count by their types only: they are caches,
+        patterns and types for type checkers."""
+        self._say("module", module.__name__)
+        for name, value in sorted(vars(module).items()):
+            if not name.startswith("__"):
+                self._add_lightly(name, value, module.__name__)
+
+    def _add_lightly(self, name: str, value: Any, module: str) -> None:
+        self._say("name", name)
+        if isinstance(value, ModuleType):
+            self._lead_to(value.__name__)
+        elif isinstance(value, type) and value.__module__ == module:
+            self._say("class", value.__qualname__, *(base.__qualname__ for base in value.__mro__))
+            for attribute, part in sorted(vars(value).items()):
+                if attribute not in ("__dict__", "__doc__", "__weakref__", "__annotations__"):
+                    self._add_lightly(attribute, part, module)
+        elif isinstance(value, property):
+            self._add_lightly(name, value.fget, module)
+        else:
+            try:
+                self.add(value)
+            except UnknownCodeError:
+                self._say("type", type(value).__qualname__)
+
+    def _add_compound(self, value: Any) -> None:
+        if isinstance(value, CodeType):
+            self._say("code", _code_digest(value))
+        elif isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._lead_to(value.__module__)
+            self._say("class", value.__module__, value.__qualname__)
+        elif isinstance(value, np.ndarray | np.generic | jax.Array):
+            self._say("array", str(value.dtype), str(value.shape), np.asarray(value).tobytes().hex())
+        elif isinstance(value, Mapping):
+            self._add_all("mapping", (item for pair in value.items() for item in pair))
+        elif isinstance(value, set | frozenset):
+            self._add_all("set", sorted(value, key=repr))
+        elif isinstance(value, tuple | list):
+            self.add(type(value))
+            self._add_all("sequence", value)
+        elif isinstance(value, functools.partial):
+            self._add_all("partial", (value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType | staticmethod | classmethod):
+            self._add_all("method", (value.__func__, getattr(value, "__self__", None)))
+        elif is_dataclass(value):
+            self.add(type(value))
+            self._add_all("dataclass", (getattr(value, field.name) for field in fields(value)))
+        elif isinstance(getattr(value, "__wrapped__", None), FunctionType) and not self._is_library(value.__wrapped__):
+            self.add(value.__wrapped__)
+        elif self._is_library(value):
+            self._say("library", value.__module__, value.__qualname__)
+        else:
+            raise UnknownCodeError(f"Cannot digest {value!r}: it is neither plain nor code of ours.")
+
+    def _add_function(self, function: FunctionType) -> None:
+        if self._is_library(function):
+            self._say("library", function.__module__, function.__qualname__)
+            return
+        if function.__module__.partition(".")[0] not in _OURS:
+            raise UnknownCodeError(f"Cannot digest {function.__qualname__!r} of {function.__module__!r}: it is not ours.")
+        self._lead_to(function.__module__)
+        self._say("function", function.__module__, function.__qualname__)
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        self._add_all("parts", (function.__code__, function.__defaults__, function.__kwdefaults__, cells))
+
+    def _add_all(self, kind: str, values: Iterable[Any]) -> None:
+        listed = list(values)
+        self._say(kind, str(len(listed)))
+        for value in listed:
+            self.add(value)
+
+    def _lead_to(self, module: str) -> None:
+        if module.partition(".")[0] in _OURS:
+            self.modules.add(module)
+
+    @staticmethod
+    def _is_library(value: Callable[..., Any]) -> bool:
+        return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES and hasattr(value, "__qualname__")
+
+    def _say(self, *words: str) -> None:
+        self._hash.update("".join(f"{len(word)}:{word}" for word in words).encode())
+
+
+@functools.cache  # code never changes; equal code is one entry
+def _code_digest(code: CodeType) -> str:
+    made = _Digest()
+    made._say(code.co_qualname, code.co_code.hex(), str(code.co_flags), str(code.co_argcount))
+    for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_consts):
+        made.add(names)
+    return made.hexdigest()

@@ -1,0 +1,186 @@
+"""Compiled programs that are stored for later processes with all that JAX made of them, so that these trace nothing.
+
+JAX's own cache is looked up by a program's text. To make the text, a process traces the program and lowers it, which takes
+longer than to read the machine code. Here a program is looked up by what its text depends on: the code in memory
+(`code_digest`), the static arguments, the shapes and types of the others, JAX's version and settings. What cannot be stored
+or read is compiled by JAX as ever. The result is the same program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import logging
+import os
+import pickle
+import sys
+import zlib
+from collections.abc import Callable
+from functools import cache, partial, update_wrapper
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+from jax._src import compilation_cache
+from jax._src.config import trace_context  # all settings that a program depends on
+from jax._src.lib import version_str, xla_client  # type: ignore[attr-defined]
+from jax.experimental import serialize_executable
+
+from simulators.code_digest import UnknownCodeError, digest
+
+__all__ = ["ProgramStore", "StoredProgram", "use_store"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_MOST_PROGRAMS = 256
+"""That a function keeps in memory. A job has a few; a process with more than these reads some of them again."""
+
+
+class ProgramStore(Protocol):
+    """Bytes by name, which later processes get, too; JAX's cache has its entries there. No method raises an error."""
+
+    @property
+    def asked(self) -> str | None:
+        """The key that this thread asked for last."""
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes that were stored under `key`; None if there are none."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store `value` under `key`."""
+
+
+_store: ProgramStore | None = None
+
+
+def use_store(store: ProgramStore | None) -> None:
+    """From now on, get programs from `store`, and put there what is compiled; None: nothing is stored."""
+    global _store
+    _store = store
+
+
+class StoredProgram(Generic[T]):
+    """A function that JAX compiles, to be called as the function itself, and a decorator.
+
+    The first argument and keyword-only arguments are static; the others are arrays, or pytrees of them. `jitted` is the
+    function as `jax.jit` makes it, for callers that trace or lower it themselves.
+    """
+
+    def __init__(self, function: Callable[..., T]) -> None:
+        first, *others = inspect.signature(function).parameters.values()
+        static = [first.name, *(p.name for p in others if p.kind is p.KEYWORD_ONLY)]
+        self.jitted: Any = jax.jit(function, static_argnames=static)
+        self._latest: dict[Any, Callable[..., T]] = {}  # by static arguments; called with the others
+        self._programs: dict[Any, Callable[..., T]] = {}  # all of them, by the shapes and types of the others, too
+        update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **static: Any) -> T:
+        """What the function returns. Within another program that JAX traces, this is a part of that."""
+        if _store is None:
+            made: T = self.jitted(*args, **static)
+            return made
+        facts = (args[0], tuple(static.items()), trace_context())
+        latest = self._latest.get(facts)
+        if latest is not None:
+            try:
+                return latest(*args[1:])
+            except TypeError:  # of other shapes or types, which JAX compares faster than they are looked up below
+                pass
+        leaves, tree = jax.tree.flatten(args[1:])
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self.jitted(*args, **static)  # type: ignore[no-any-return]
+        exact = (*facts, tree, tuple(map(_shape, leaves)))
+        program = self._programs.get(exact)
+        if program is not None:
+            self._latest[facts] = program
+            return program(*args[1:])
+        if len(self._programs) == _MOST_PROGRAMS:
+            self._programs.clear()
+            self._latest.clear()
+        program, made = self._made(_store, args, static, exact[-2:])
+        self._latest[facts] = self._programs[exact] = program
+        return made
+
+    def _made(self, store: ProgramStore, args: Any, static: Any, signature: Any) -> tuple[Callable[..., T], T]:
+        """The program from the store, or else compiled and stored, or else what compiles it when it is called; and what it
+        returns."""
+        try:
+            key = self._key(args[0], static, signature)
+        except UnknownCodeError:  # code that is not followed, such as a policy of a user's own: it may change at any time
+            return partial(self.jitted, args[0], **static), self.jitted(*args, **static)
+        found: tuple[Callable[..., T], T] | None = _read(store, key, args[1:])
+        if found is not None:
+            return found
+        program = self.jitted.lower(*args, **static).compile()
+        _write(store, key, program)
+        return program, program(*args[1:])
+
+    def _key(self, first: Any, static: Any, signature: Any) -> str:
+        code = digest(self.jitted.__wrapped__, first, static)
+        text = f"{code} {signature} {_surroundings()} {[v for v in trace_context() if ' at 0x' not in repr(v)]}"
+        return f"traced-{self.jitted.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _shape(leaf: Any) -> tuple[Any, ...]:
+    """What a program depends on of one array or number."""
+    if isinstance(leaf, bool | int | float):
+        return (type(leaf),)
+    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
+
+
+@cache
+def _surroundings() -> str:
+    """What programs depend on and no argument tells."""
+    devices = [(d.platform, d.device_kind, d.client.platform_version) for d in jax.devices()]
+    return f"{jax.__version__} {version_str} {sys.version} {devices} {os.environ.get('XLA_FLAGS')}"
+
+
+# ------------------------------------------------------------------------------------------------------- as they are stored
+
+
+class _Writer(serialize_executable._JaxPjrtPickler):
+    """Writes `code` as the machine code of the program."""
+
+    def __init__(self, file: io.BytesIO, code: bytes) -> None:
+        super().__init__(file)
+        self._code = code
+
+    def persistent_id(self, obj: Any) -> Any:
+        return ("exec", self._code) if isinstance(obj, xla_client.LoadedExecutable) else super().persistent_id(obj)  # type: ignore[no-untyped-call]
+
+
+def _write(store: ProgramStore, key: str, program: Any) -> None:
+    """Store a program that JAX has just compiled, or read from its cache."""
+    try:
+        asked = store.asked
+        if asked is None or asked == key:
+            return  # JAX has not asked its cache: it is off, or the program was in memory, and may have been read once
+        cached = store.get(asked)
+        if cached is None:  # compiled just now, in less time than JAX stores programs for
+            written = serialize_executable.serialize(program)
+        elif program._params.const_args:
+            return
+        else:  # if it was read from the cache, XLA would write only a part of its machine code again
+            code, _ = compilation_cache.extract_executable_and_time(compilation_cache.decompress_executable(cached))
+            leaves, tree = jax.tree.flatten(program.args_info)
+            file = io.BytesIO()
+            _Writer(file, code).dump((program._executable._unloaded_executable, leaves, program._no_kwargs))
+            written = file.getvalue(), tree, program.out_tree
+        store.put(key, zlib.compress(pickle.dumps(written), level=1))
+    except Exception:
+        _log.debug("Cannot store program %s.", key, exc_info=True)
+
+
+def _read(store: ProgramStore, key: str, args: Any) -> Any:
+    """The program that was stored under `key`, and what it returns for `args`; None where none can be called."""
+    try:
+        stored = store.get(key)
+        if stored is None:
+            return None
+        written = pickle.loads(zlib.decompress(stored))  # noqa: S301 (the store has machine code that we run)
+        program = serialize_executable.deserialize_and_load(*written)
+        return program, program(*args)  # what lacks a part is noticed only when it is called
+    except Exception:
+        _log.debug("Cannot read program %s.", key, exc_info=True)
+        return None
