@@ -490,7 +490,9 @@ def _limits(made: Check) -> list[str]:
 def _undetermined(checks: Sequence[Check]) -> list[str]:
     unknown = sorted({name for made in checks for fit in made.fits.values() for name in fit.refused})
     return (
-        [f"No fitted row determines {', '.join(unknown)}: nothing is said of jobs in which these matter."] if unknown else []
+        [f"No fitted row determines {', '.join(unknown)}: of jobs in which these matter, intervals alone say something."]
+        if unknown
+        else []
     )
 
 

@@ -53,7 +53,10 @@ def against_recorded(predictions: Sequence[Prediction], rival: Form, name: str) 
     """Predicted over recorded seconds, by the simulator and by `rival`, a closed form."""
     forms = (FORMS[0], rival)
     both = [x for p in predictions for x in (p.recorded, *(form.held_out(p) for form in forms)) if 0 < x < math.inf]
-    ends = np.array([min(both) / 1.1, max(both) * 1.1])
+    bars = [x for p in predictions for form in forms for x in (form.low(p), form.high(p)) if 0 < x < math.inf]
+    least, most = min(both), max(both)
+    # Whole intervals, except for the rest of very wide ones, which would press all points into a corner.
+    ends = np.array([max(min([*bars, least]), least / 1.5) / 1.1, min(max([*bars, most]), most * 1.5) * 1.1])
     with canvas(4.6, left=0.75, bottom=0.5) as figure:
         figure.subplots_adjust(wspace=0.2)
         for axes, form in zip(figure.subplots(1, 2), forms, strict=True):

@@ -80,7 +80,7 @@ def test_the_page_says_what_the_recording_does_not_have():
     assert "Computing is 25% of its cycles, 25% in the median." in text
     assert "1 of its 3 settings were recorded only once." in text
     assert "there are 15% in the median, at most 20%: no prediction" in text
-    assert "No fitted row determines sample_seconds: nothing is said" in text
+    assert "No fitted row determines sample_seconds: of jobs in which these matter, intervals alone" in text
     both = fidelity.page([replace(MADE, predictions=rows), MADE])
     assert both.count("No fitted row determines") == 1  # it is said of all
     assert "What this page cannot tell" not in fidelity.page([replace(MADE, fits={})])  # no row describes a setting
