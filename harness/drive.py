@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -72,7 +72,7 @@ class Played:
     """One run from beginning to end."""
 
     job: Job
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Exchange, ...] = field(repr=False)  # thousands, each with its measurements
     outcome: Outcome
 
 
@@ -216,16 +216,16 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
         action = timed.next(None)
     except Rejected as error:
         raise _RunFailedError(f"The tuner raised {_described(error, _of_tuner(error))}") from error
+    exchange: Exchange | None = None
     while action is not None:
-        ended = _ended(system)
+        ended = yield from _over(system, exchange)
         if ended is not None:
             return ended
         exchange = _exchange(system, action)
         _update_branches(branches, exchange)
         yield exchange
-        ended = _ended(system)
+        ended = yield from _over(system, exchange)
         if ended is not None:
-            yield from _untold(system, action)
             return ended
         if system.now - spent_at > _LEAST_PROGRESS * system.job.budget_seconds:
             idle, spent_at = 0, system.now
@@ -239,25 +239,38 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
             if not isinstance(action, Run) or action.branch not in branches:
                 raise _RunFailedError(f"The tuner did not catch that an action was refused: {error}") from error
             break  # a tuner cannot know every reason why a branch cannot run now, and the job does not depend on the tuner
-    return (yield from _run_to_end(system, branches))
+    return (yield from _run_to_end(system, branches, exchange))
 
 
-def _untold(system: System, action: Action[Any]) -> Iterator[Exchange]:
-    """What happened during the action that ended the job, where only a `Run` tells of that: its last pushes, the evaluation
-    that reached the target, and what a reconfiguration in progress has cost. No time passes."""
-    if isinstance(action, Run) or system.now > system.job.budget_seconds:
-        return
-    with suppress(_RunFailedError):  # the job is over, whatever happens now
-        rest = _exchange(system, Run(clocks=1, branch=getattr(action, "branch", 0)), asked=False)
-        if isinstance(rest.answer, Window) and (rest.answer.clocks or rest.answer.changes):
-            yield rest
+def _over(system: System, last: Exchange | None) -> Generator[Exchange, None, Ending | None]:
+    """How the job has ended; None while it runs. First what the last exchange has not told: the last pushes, the evaluation
+    that reached the target, and what a reconfiguration in progress has cost. No time passes.
+
+    In simulation that is what happened during an action other than a `Run`. A live job trains on between actions, too.
+    """
+    ended = _ended(system)
+    if ended is not None and not _tells_end(last, system.job):
+        with suppress(_RunFailedError):  # the job is over, whatever happens now
+            rest = _exchange(
+                system, Run(clocks=1, branch=0 if last is None else getattr(last.action, "branch", 0)), asked=False
+            )
+            if isinstance(rest.answer, Window) and (rest.answer.clocks or rest.answer.changes):
+                yield rest
+    return ended
 
 
-def _run_to_end(system: System, branches: list[int]) -> Generator[Exchange, None, Ending]:
+def _tells_end(exchange: Exchange | None, job: Job) -> bool:
+    """Whether an exchange reports the job up to its end."""
+    if exchange is None or not isinstance(exchange.answer, Window):
+        return False
+    return exchange.answer.status != "running" or exchange.answer.end_seconds >= job.budget_seconds
+
+
+def _run_to_end(system: System, branches: list[int], exchange: Exchange | None) -> Generator[Exchange, None, Ending]:
     """Let the branch that trained last run to the end of the job under its current setting; where it is refused, the one
     that trained before it."""
     while True:
-        ended = _ended(system)
+        ended = yield from _over(system, exchange)
         if ended is not None:
             return ended
         if not branches:

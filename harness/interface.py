@@ -6,10 +6,11 @@ functions of a Job: also lambdas, closures and what a notebook's cell defines, w
 
 from __future__ import annotations
 
+import operator
+import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,15 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import polars as pl
 
 from harness import drive
+from harness.cli.results import split_names
 from harness.comparison import compare as comparisons
-from harness.comparison.answer import Comparison, comparison_in
+from harness.comparison.answer import Comparison, comparison_in, temporary_folder
 from harness.machine import cores
 from harness.scenario import Scenario, load, system
 from harness.scenario.building import scenario
-from harness.score import Score, score
+from harness.score import Score, ending, score
 from traces.exchanges import Exchange
 from traces.schema import EVALUATIONS, SETTINGS
-from tuners import Entry, entry_of, resolve
+from tuners import Entry, entry_of, resolve, resolve_contestant
 from tuners import embedded as embedded_tuners
 from tuners.actions import TunerFactory
 
@@ -70,34 +72,41 @@ def compare(
     `out` that has other results; OSError if the disk is full; RuntimeError if processes cannot be started. Runs that are
     finished by then are kept in `out`. A run that fails is a row with a reason, and no exception.
     """
-    chosen = [scenarios] if isinstance(scenarios, str | Path | Scenario) else list(scenarios)
-    entries = _entries([tuners] if isinstance(tuners, str) or callable(tuners) else list(tuners))
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="harness-"))
-    with _shown(progress) as watch:
-        comparisons.compare(
-            chosen,
-            entries,
-            out=folder,
-            seeds=seeds,
-            jobs=jobs if jobs is not None else cores(),
-            address=address,
-            resume=resume,
-            record=record,
-            calibration_draws=calibration_draws,
-            watch=watch or (lambda _: None),
-        )
-    return comparison_in(folder, temporary=out is None)
+    chosen = _checked([scenarios] if isinstance(scenarios, str | Path | Scenario) else scenarios)
+    entries = _entries([tuners] if isinstance(tuners, str) or callable(tuners) else tuners)
+    seeds = None if seeds is None else _whole("seeds", seeds)
+    jobs = cores() if jobs is None else _whole("jobs", jobs)
+    with _results_folder(out) as folder:
+        with _shown(progress) as watch:
+            comparisons.compare(
+                chosen,
+                entries,
+                out=folder,
+                seeds=seeds,
+                jobs=jobs,
+                address=address,
+                resume=resume,
+                record=record,
+                calibration_draws=_whole("calibration_draws", calibration_draws),
+                watch=watch or (lambda _: None),
+            )
+        return comparison_in(folder, temporary=out is None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlayedRun:
-    """One run of one tuner, in simulated time."""
+    """One run of one tuner, in simulated time. Its text is one line; what happened is in the fields."""
 
     score: Score  # its row of the score table
     evaluations: pl.DataFrame  # columns: `traces.schema.EVALUATIONS`
     settings: pl.DataFrame  # columns: `traces.schema.SETTINGS`
     exchanges: tuple[Exchange, ...]  # every action of the tuner with its answer
     trace: str  # the traceback if the tuner failed, else ""
+
+    def __repr__(self) -> str:
+        """How the run ended."""
+        seconds = self.exchanges[-1].seconds if self.exchanges else 0.0
+        return f"{self.score.tuner} on {self.score.scenario}, seed {self.score.seed}: {ending(self.score, seconds)}"
 
 
 def play(
@@ -113,8 +122,8 @@ def play(
     A tuner that fails is a run with status "error", whose `trace` is the traceback. Raises ValueError for names that are
     unknown and scenarios that are not valid.
     """
-    loaded = scenario if isinstance(scenario, Scenario) else load(scenario)
-    entry = resolve(tuner) if isinstance(tuner, str) else entry_of(tuner)
+    loaded, seed = _loaded(scenario), _seed(seed)
+    entry = _contestant(tuner)
     played = drive.play(entry.factory, system(loaded, seed), watch=watch, thinking_limit_seconds=thinking_limit_seconds)
     scored = score(played, scenario=loaded.name, tuner=entry.name, seed=seed)
     rows = scored.rows()
@@ -145,24 +154,74 @@ def deploy(
     from harness.cli.display import terminal
     from harness.live.deploy import deployment
 
-    loaded = scenario if isinstance(scenario, Scenario) else load(scenario)
-    entry = resolve(tuner) if isinstance(tuner, str) else entry_of(tuner)
+    loaded, seed = _loaded(scenario), _seed(seed)
+    entry = _contestant(tuner)
     folder = Path(out) if out is not None else Path("deployed") / loaded.name
     wanted = deployment.Deployment(loaded, entry, seed, folder, address, resume)
     return deployment.deploy(wanted, terminal())
 
 
-def _entries(tuners: Sequence[Any]) -> list[Entry]:
+@contextmanager
+def _results_folder(out: str | Path | None) -> Iterator[Path]:
+    """The folder `out`, or a temporary one, which is deleted where the comparison fails."""
+    if out is not None:
+        yield Path(out)
+        return
+    folder = temporary_folder()
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _whole(name: str, given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise ValueError(f"Cannot use {name}={given!r}: give a whole number.") from None
+
+
+def _seed(given: Any) -> int:
+    if (seed := _whole("seed", given)) < 0:
+        raise ValueError(f"Cannot use seed={seed}: give a whole number, 0 or more.")
+    return seed
+
+
+def _loaded(given: _Scenarios) -> Scenario:
+    (one,) = _checked([given])
+    return one if isinstance(one, Scenario) else load(one)
+
+
+def _checked(given: Any) -> list[str | Path | Scenario]:
+    """One or more scenarios: names, files and objects. Raises ValueError for anything else."""
+    found = list(given) if isinstance(given, Iterable) else [given]
+    for one in found:
+        if not isinstance(one, str | Path | Scenario):
+            raise ValueError(  # noqa: TRY004
+                f"Cannot use {one!r} as a scenario: give a name, a file, or what harness.scenario(...) returns."
+            )
+    return found
+
+
+def _entries(tuners: Any) -> list[Entry]:
     """The entries of names and functions; two functions of one name get numbers."""
     found: list[Entry] = []
-    for tuner in tuners:
+    for tuner in tuners if isinstance(tuners, Iterable) else [tuners]:
         if tuner == "all":
             found += [resolve(name) for name in embedded_tuners()]
         elif isinstance(tuner, str):
+            if len(several := split_names(tuner)) > 1:
+                raise ValueError(f"Cannot use {tuner!r} as a tuner: several are a list, {several}.")
             found.append(resolve(tuner))
         else:
             found.append(entry_of(tuner, taken={e.name for e in found}))
     return found
+
+
+def _contestant(tuner: _Tuners) -> Entry:
+    """The entry of a tuner that plays single runs. Raises ValueError for a reference."""
+    return resolve_contestant(tuner) if isinstance(tuner, str) else entry_of(tuner)
 
 
 def _shown(progress: bool) -> AbstractContextManager[ProgressDisplay | None]:

@@ -69,7 +69,7 @@ def _check_listening(address: str) -> None:
                 return
             answer = "what answers there is no Ray"
     except TimeoutError:
-        answer = "what listens there says nothing"
+        answer = "what listens there says nothing; if it wants TLS, this command needs RAY_USE_TLS=1 and its files, too"
     except OSError as error:
         answer = f"nobody answers there ({error.strerror or error})"
     raise ValueError(

@@ -31,7 +31,7 @@ from tuners.actions import (
 )
 from tuners.system import wanted_setting
 
-__all__ = ["Score", "Scored", "score", "unplayed"]
+__all__ = ["Score", "Scored", "ending", "score", "unplayed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,13 @@ class Scored:
                 run | {"seconds": s, "setting": setting_text(x), "workers": worker_count(x)} for s, x in self.settings
             ],
         }
+
+
+def ending(row: Score, seconds: float) -> str:
+    """How a run ended, after so many simulated seconds, and what it did: one line."""
+    ended = f"{row.status} after {seconds:.1f} s. {row.reason}".rstrip()
+    changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
+    return f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s."
 
 
 def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:

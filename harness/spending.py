@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from traces.exchanges import Exchange
 from tuners.actions import Fork, Free, Job, Reconfigure, Rejected, Run, Setting, Window
+from tuners.system import wanted_setting
 
 __all__ = ["Spending", "highest_usd", "spending"]
 
@@ -96,9 +97,15 @@ def _absences(exchanges: Sequence[Exchange]) -> _Absences:
 
 def _uses(job: Job, exchanges: Sequence[Exchange], absences: _Absences) -> Iterator[tuple[str, float, float]]:
     """Node, start and end of the use of every node in every exchange; a node that several branches use counts once."""
-    held = {0: _nodes(job.start)}
+    held = {0: job.start}
     asked: dict[int, tuple[float, Setting]] = {}  # by branch, reconfigurations in progress: when requested, to which setting
     before = 0.0
+
+    def wanted(setting: Setting, branch: int) -> Setting:
+        """What the system made of a requested `setting`: after a loss, what the scenario holds stays as it is in force."""
+        gone = {n for n, parts in absences.items() if any(since <= before < until for since, until in parts)}
+        return wanted_setting(setting, held[branch], job.space, {n.name for n in job.nodes} - gone)
+
     for exchange in exchanges:
         now = max(min(exchange.seconds, job.budget_seconds), before)
         action, branch, done = (
@@ -106,32 +113,33 @@ def _uses(job: Job, exchanges: Sequence[Exchange], absences: _Absences) -> Itera
             getattr(exchange.action, "branch", 0),
             not isinstance(exchange.answer, Rejected),
         )
-        ends = dict.fromkeys((n for nodes in held.values() for n in nodes), now)
+        ends = dict.fromkeys((n for setting in held.values() for n in _nodes(setting)), now)
         ends |= dict.fromkeys((n for _, setting in asked.values() for n in _nodes(setting)), now)
         if done and isinstance(action, Run):
             window: Window = exchange.answer
-            after = held[branch] if window.setting is None else _nodes(window.setting)
+            setting = window.setting or held[branch]
+            after = _nodes(setting)
             over = now
             ended = [c for c in window.changes if c.steps != ("checkpoint",)]  # periodic ones are no reconfigurations
             if branch in asked and ended:
                 over = min(asked.pop(branch)[0] + ended[0].seconds, now)
             elif branch in asked and asked[branch][1] == window.setting:
                 del asked[branch]  # it was carried out in place, and no window tells its end
-            kept = {n for b, nodes in held.items() if b != branch for n in nodes} | after
+            kept = {n for b, other in held.items() if b != branch for n in _nodes(other)} | after
             for node in ends.keys() - kept:
                 lost = [since for since, _ in absences.get(node, []) if before < since <= now]
                 ends[node] = min(lost[0] if lost else now, over)
             ends |= dict.fromkeys(after, now)
-            held[branch] = after
+            held[branch] = setting
         elif done and isinstance(action, Fork):
-            held[exchange.answer] = held[branch] if action.setting is None else _nodes(action.setting)
-            ends |= dict.fromkeys(held[exchange.answer], now)
+            held[exchange.answer] = held[branch] if action.setting is None else wanted(action.setting, branch)
+            ends |= dict.fromkeys(_nodes(held[exchange.answer]), now)
         elif done and isinstance(action, Reconfigure):
-            new = _nodes(action.setting)
-            ends |= dict.fromkeys(new, now)
+            new = wanted(action.setting, branch)
+            ends |= dict.fromkeys(_nodes(new), now)
             asked.pop(branch, None)
             if not action.wait:
-                asked[branch] = (before, action.setting)
+                asked[branch] = (before, new)
             elif exchange.answer.done:
                 held[branch] = new
         elif done and isinstance(action, Free):

@@ -75,7 +75,7 @@ class Arenas:
     friedman_p: float  # nan where it was not tested
     log_ratio: _Floats  # [arenas, tuners] in the order of `rows`; nan where a tuner does not apply
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
-    absent: dict[str, str]  # tuners that apply to no arena, and why
+    absent: dict[str, str]  # tuners that are not ranked, and why: their runs are another's, or they apply to no arena
 
 
 _DRAWN = re.compile(r"(.+)-v\d+-\d+")
@@ -219,9 +219,13 @@ def _row(
     }
 
 
+_SAME = "its runs are "
+"""How the reason begins that a tuner is left out though it applies somewhere."""
+
+
 def _absent(results: Results, tuners: list[str], everybody: list[str], applies: dict[str, list[str]]) -> dict[str, str]:
-    found = {t: "its runs are those of fixed" for t in everybody if not applies[t]}
-    found |= {t: "its runs are another tuner's" for t in everybody if applies[t] and t not in tuners}
+    found = {t: f"{_SAME}those of fixed" for t in everybody if not applies[t]}
+    found |= {t: f"{_SAME}another tuner's" for t in everybody if applies[t] and t not in tuners}
     for tuner, reason in results.not_applicable.select("tuner", "reason").unique(maintain_order=True).iter_rows():
         if tuner not in everybody:
             found.setdefault(str(tuner), str(reason).rstrip("."))
@@ -238,8 +242,12 @@ def answer(found: Arenas) -> Answer:
     close = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "not told apart"]
     ahead = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "ahead"]
     interval = "" if math.isnan(row["ratio_low"]) else f" ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
-    after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
-    after += f", first in {row['first']:.0%} of them"
+    if leader == found.base:  # fixed itself, where the oracle was not run
+        after = f": no tuner is faster over {where}; it is"
+    else:
+        after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
+        after += ","
+    after += f" first in {row['first']:.0%} of them"
     if int(row["arenas"]) < len(found.arenas):
         after += f" (it applies to {row['arenas']})"
     if leader == REFERENCE:
@@ -270,6 +278,9 @@ def sentences(found: Arenas) -> list[str]:
         said.append(
             f"With {n} arenas, Wilcoxon's smallest p value is {2.0 ** (1 - n):.2g}: few differences, or none, can show."
         )
+    if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
+        which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
+        said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
     better = found.rows.filter((pl.col("p_reference") < 0.05) & (pl.col("tuner") != REFERENCE))
     fixed = found.rows.filter(pl.col("tuner") == REFERENCE)
     if fixed.height:
@@ -280,12 +291,13 @@ def sentences(found: Arenas) -> list[str]:
         ):
             if mine.height:
                 said.append(f"{word} than {REFERENCE}: {', '.join(mine['tuner'])}.")
-    if found.absent:
-        why: dict[str, list[str]] = {}
-        for tuner, reason in found.absent.items():
-            why.setdefault(reason, []).append(tuner)
-        each = [f"{', '.join(tuners)} ({reason})" for reason, tuners in why.items()]
-        said.append(f"Not applicable in any arena: {'; '.join(each)}.")
+    why: dict[str, list[str]] = {}
+    for tuner, reason in found.absent.items():
+        why.setdefault(reason, []).append(tuner)
+    for words, same in (("Left out", True), ("Not applicable in any arena", False)):
+        each = [f"{', '.join(tuners)} ({reason})" for reason, tuners in why.items() if reason.startswith(_SAME) == same]
+        if each:
+            said.append(f"{words}: {'; '.join(each)}.")
     said.append(
         "These arenas are draws of one family: for other arenas of it the same is expected, for other families nothing."
         if all(_is_drawn(name) for name in found.arenas) and found.family

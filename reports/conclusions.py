@@ -11,7 +11,11 @@ import polars as pl
 from reports.statistics import LEAST_BLOCKS, LEVEL, coverage_limit
 from reports.tables import ORACLE, REFERENCE, count, interval_text, quantity, side_of_reference
 
-__all__ = ["Answer", "against_reference", "answer", "limits", "listed", "tally"]
+__all__ = ["NOTHING_TO_TUNE", "Answer", "against_reference", "answer", "limits", "listed", "tally"]
+
+
+NOTHING_TO_TUNE = "No tuner has anything to tune here"
+"""The answer where every tuner is not applicable, so that none was run."""
 
 
 class Answer(NamedTuple):

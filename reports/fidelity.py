@@ -271,7 +271,9 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
 def _lead(checks: Sequence[Check]) -> str:
     rows = sum(len(c.predictions) for c in checks)
     count = f"{len(checks)} recording{'s' * (len(checks) != 1)}, {rows} rows"
-    return f"{count}; predicted by the simulator and by two closed forms."
+    fitted = list(dict.fromkeys(c.fitted_to.partition(",")[0] for c in checks if c.fitted_to))
+    by = f", fitted to {' and '.join(fitted)}" if fitted else ""
+    return f"{count}; predicted by the simulator and by two closed forms{by}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,7 @@ class _VerdictRow(NamedTuple):
     form: str
     rows: int
     tau: str
+    ends: str  # of the interval of tau; "" without one
     right: str  # share of pairs in the right order, of those at least 5 % apart
     median: str
     p95: str
@@ -362,13 +365,21 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
             which = form.held_out
             e, ends, right = errors(predictions, which), tau_interval(predictions, which), _apart(_told(predictions, which))
             held = coverage(predictions, form)
-            tau = _tau(e) if math.isnan(ends[0]) else f"{_tau(e)} ({ends[0]:.2f} to {ends[1]:.2f})"
-            cells = (tau, _percent(right), _percent(e.median), _percent(e.p95), _covered(held), _reached(e, held))
+            around = "" if math.isnan(ends[0]) else f"{ends[0]:.2f}\u00a0to\u00a0{ends[1]:.2f}"  # on one line
+            cells = (
+                _tau(e),
+                around,
+                _percent(right),
+                _percent(e.median),
+                _percent(e.p95),
+                _covered(held),
+                _reached(e, held),
+            )
             name = f"{form.name} (best closed form)" if form == best else form.name
             span = (len(forms) + len(ceilings)) * (form == FORMS[0])
             rows.append(_VerdictRow(_title(made), split, span, name, e.rows, *cells))
         for name, e, right in ceilings:
-            cells = (_tau(e), _percent(right), _percent(e.median), _percent(e.p95), "-", _reached(e, Coverage(0, 0)))
+            cells = (_tau(e), "", _percent(right), _percent(e.median), _percent(e.p95), "-", _reached(e, Coverage(0, 0)))
             rows.append(_VerdictRow(_title(made), split, 0, name, e.rows, *cells))
     return rows
 
@@ -492,6 +503,7 @@ class _AblationRow(NamedTuple):
     """Errors of the simulator with all its physics, or without a part, as text."""
 
     recording: str
+    span: int  # rows of the table that the recording heads; 0 after the first of them
     lacks: str
     tau: str
     median: str
@@ -502,11 +514,11 @@ def _ablations(made: Check) -> list[_AblationRow]:
     if not made.ablations:
         return []
     every = [("nothing", made.predictions), *((a.lacks, a.predictions) for a in made.ablations)]
-    rows = []
+    rows = list[_AblationRow]()
     for lacks, predictions in every:
         told = [p for _, some in _by_split(predictions) for p in some]
         e = errors(told, FORMS[0].held_out)
-        rows.append(_AblationRow(_title(made), lacks, _tau(e), _percent(e.median), _percent(e.p95)))
+        rows.append(_AblationRow(_title(made), len(every) * (not rows), lacks, _tau(e), _percent(e.median), _percent(e.p95)))
     return rows
 
 

@@ -24,7 +24,7 @@ import polars as pl
 
 from harness.comparison.results import run_folder
 from reports import arenas, calibration_ranks, live
-from reports.conclusions import Answer, against_reference, answer, limits, tally
+from reports.conclusions import NOTHING_TO_TUNE, Answer, against_reference, answer, limits, tally
 from reports.facts import facts, target_of
 from reports.figures.across import heat_map, mean_ratios, performance
 from reports.figures.completion import completion_times
@@ -43,6 +43,7 @@ from reports.tables import (
     host_seconds,
     identical,
     interval_text,
+    not_applicable,
     quantity,
     relative,
     shows_accuracy,
@@ -212,7 +213,9 @@ def _overview(results: Results, table: pl.DataFrame, names: list[str], first: st
         (name, quote(page_name(name, names, first)) if first else "", answer(table.filter(pl.col("scenario") == name)))
         for name in names
     ]
-    return fill("overview.html.j2", title=f"{len(names)} scenarios", sections=sections, scenarios=each, **common)
+    idle = [] if names else not_applicable(results)
+    title = f"{len(names)} scenarios" if names or not idle else NOTHING_TO_TUNE
+    return fill("overview.html.j2", title=title, sections=sections, scenarios=each, idle=idle, **common)
 
 
 def _family_row(row: dict[str, Any], arenas_in_all: int) -> tuple[str, str, list[_Cell]]:

@@ -373,7 +373,7 @@ def shows_usd(rows: pl.DataFrame) -> bool:
 
 
 def render(summary: pl.DataFrame, *, columns: int = 100) -> list[Table]:
-    """A table per scenario for a terminal with `columns` characters per line, 80 or more."""
+    """A table per scenario for a terminal with `columns` characters per line, 50 or more."""
     return [_table(rows, columns) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
 
 
@@ -404,7 +404,7 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
 _WITH_INTERVALS = ("time, s", f"ratio to {REFERENCE}")
 """Heads of the columns with intervals. In a narrow column, the interval is on a line of its own."""
 
-_LEAST_NEEDED = ("accu", "loss", "mach")
+_LEAST_NEEDED = ("accu", "loss", "mach", "over", "re-", "USD", "done")
 """How the heads begin of the columns that a narrow terminal does without, in this order."""
 
 _Cell: TypeAlias = "Callable[[dict[str, Any]], str]"
@@ -414,8 +414,7 @@ def _fitting(
     rows: pl.DataFrame, shown: Sequence[dict[str, Any]], columns: int
 ) -> tuple[dict[str, _Cell], int, dict[str, int]]:
     """The columns without intervals that fit beside the others, the blanks between columns, and the widths of the others by
-    head. Blanks go first, then intervals get lines of their own, then what a model was like in the end is left out, and
-    machine-seconds."""
+    head. Blanks go first, then intervals get lines of their own, then columns are left out, as `_LEAST_NEEDED` says."""
     texts = [[str(cell) for cell in _cells(row)] for row in shown]
     whole = {"tuner": max((len(cells[0]) for cells in texts), default=0)}
     least = {"tuner": min(max(whole["tuner"], 8), 20 if columns >= 100 else 8)}
@@ -430,9 +429,7 @@ def _fitting(
         (on_one_line, 1, 0),
         (on_one_line, 0, 0),
         (least, 1, 0),
-        (least, 0, 0),
-        (least, 0, 1),
-        (least, 0, 2),
+        *((least, 0, dropped) for dropped in range(len(least_needed) + 1)),
     ):
         kept = {head: cell for head, cell in plain.items() if head not in least_needed[:dropped]}
         numbers = [max(*map(len, head.split("\n")), *(len(cell(row)) for row in shown)) for head, cell in kept.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from reports import arenas, calibration_ranks
-from reports.conclusions import Answer, answer
+from reports.conclusions import NOTHING_TO_TUNE, Answer, answer
 from reports.tables import not_applicable, render, summary
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def show(results: Results, console: Console) -> None:
             for sentence in calibration_ranks.sentences(under):
                 console.print(escape(sentence), highlight=False, soft_wrap=True)
         if len(names) <= _TABLES:
-            for one in render(rows, columns=max(80, console.width)):
+            for one in render(rows, columns=max(50, console.width)):
                 console.print(one)
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:
@@ -53,7 +53,10 @@ def show(results: Results, console: Console) -> None:
     if len(names) > _TABLES:
         console.print(f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages.")
         return
-    for sentence in not_applicable(results):
+    idle = not_applicable(results)
+    if idle and not names:
+        console.print(f"{NOTHING_TO_TUNE}; nothing was run.", highlight=False)
+    for sentence in idle:
         console.print(escape(sentence), highlight=False)
 
 

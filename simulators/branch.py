@@ -156,7 +156,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
-        before = self._touched()
+        before, late = self._touched(), np.asarray(self.state.clock.flight.late_bytes)
         self.state, table, used = loop.advance(
             self.program,
             self.context.data,
@@ -170,14 +170,26 @@ class Branch:
             pulled, pushed = self._touched() - before
             self.touched = self.touched + pushed
             place, effects = self.inputs.placement, self._placed.effects
-            self.served = self.served + served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
+            served = served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
         else:
             each: Any = int(used)
             if self.inputs.copies:  # of these pushes, some had no pull
                 pulls = np.count_nonzero(np.asarray(table)[: int(used), _PULL_SECONDS] > 0)
                 each = np.array([pulls, pulls, int(used), int(used)])
-            self.served = self.served + each * self._served_per_push
+            served = each * self._served_per_push
+        if len(late):
+            served[:, 1] += self._late_seconds(np.asarray(self.state.clock.flight.late_bytes) - late, served)
+        self.served = self.served + served
         return np.asarray(table)[: int(used)]
+
+    def _late_seconds(self, late: NDArray[np.float64], served: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds, [k], that servers were busy longer with what they have `served`, because `late` bytes, [k], had to wait
+        for the refill of an empty token bucket."""
+        sent, seconds = served[:, 0], served[:, 1]
+        rate = np.divide(sent, seconds, out=np.full_like(sent, np.inf), where=seconds > 0)
+        refill = np.maximum(np.asarray(self.inputs.bucket_refill) - np.asarray(self.inputs.bucket_taken), 1.0)
+        found: NDArray[np.float64] = np.minimum(late, sent) * np.maximum(1 / refill - 1 / rate, 0.0)
+        return found
 
     def _touched(self) -> NDArray[np.float64]:
         """Distinct rows of each block in the pulls and in the pushes so far, [2, b]; [2, 0] without embedding tables."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -67,11 +68,12 @@ class TraceWriter:
     Raises ValueError if `folder` exists and is not empty, and for columns that the table does not have.
     """
 
-    def __init__(self, folder: Path, origin: Origin, *, part_rows: int = _PART_ROWS) -> None:
+    def __init__(self, folder: Path, origin: Origin, *, part_rows: int = _PART_ROWS, waits: bool = False) -> None:
+        """`waits`: where the disk is full, rows wait in memory until there is room, or until `close`."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"Cannot write a trace to {folder}: it is there already. Name another folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._origin, self._part_rows = folder, origin, part_rows
+        self._folder, self._origin, self._part_rows, self._waits = folder, origin, part_rows, waits
         self._waiting: dict[str, list[pl.DataFrame]] = {}
         self._heights: dict[str, int] = {}
         self._rows: dict[str, int] = {}
@@ -85,7 +87,8 @@ class TraceWriter:
         self._waiting.setdefault(table, []).append(_completed(frame, table))
         self._heights[table] = self._heights.get(table, 0) + frame.height
         if self._heights[table] >= self._part_rows:
-            self._flush()
+            with suppress(OSError) if self._waits else nullcontext():
+                self._flush()
 
     def close(self) -> None:
         """Write the waiting rows, and the manifest, which marks the trace as finished."""
@@ -94,14 +97,14 @@ class TraceWriter:
         write_bytes(self._folder / "trace.json", msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
 
     def _flush(self) -> None:
-        for table, frames in self._waiting.items():
+        for table, frames in list(self._waiting.items()):
             frame = pl.concat(frames) if len(frames) > 1 else frames[0]
             (self._folder / table).mkdir(exist_ok=True)
             number = self._parts.get(table, 0)
             write_bytes(self._folder / table / f"{number:06}.parquet", _packed(frame, table, self._origin))
             self._parts[table] = number + 1
             self._rows[table] = self._rows.get(table, 0) + frame.height
-        self._waiting, self._heights = {}, {}
+            del self._waiting[table], self._heights[table]  # now: the next table may not be written
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -164,6 +167,11 @@ def manifest(folder: Path) -> Manifest | None:
     """
     path = folder / "trace.json"
     if not path.is_file():
+        if (folder / "manifest.json").is_file():  # its folder `runs` has the name of a table
+            raise ValueError(
+                f"Cannot read a trace from {folder}: it has the results of a comparison. With --record, each of its runs "
+                "has a folder `trace`."
+            )
         if not any((folder / table).is_dir() for table in TRACE):
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."

@@ -198,7 +198,7 @@ def _clear_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        way_out = "What was written before is whole: free some space, then go on with `harness compare --resume`."
+        way_out = "What was written before is whole: free some space, then give the same command with --resume."
         raise OSError(error.errno, f"Cannot write {path}: the disk is full. {way_out}") from error
 
 

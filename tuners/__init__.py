@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tuners.actions import Scalar, TunerFactory
 
-__all__ = ["Entry", "embedded", "entry_of", "parse", "registry", "resolve"]
+__all__ = ["Entry", "embedded", "entry_of", "parse", "registry", "resolve", "resolve_contestant"]
 
 _GROUP = "harness.tuners"
 """The entry-point group in which other distributions register tuners."""
@@ -472,10 +472,16 @@ def resolve(name: str) -> Entry:
         _ = entry.factory  # refuses a misspelt name before anything runs
         return entry
     near = _as_written(name) or get_close_matches(name, known) or _in_module(name)
-    others = (
-        "`harness list tuners` has all." if near else f"Choose from {', '.join(known)}, or write package.module:factory."
-    )
+    others = "`harness list tuners` has all." + ("" if near else " One of your own is package.module:factory.")
     raise ValueError(f"No tuner {name!r}.{_did_you_mean(near)} {others}")
+
+
+def resolve_contestant(name: str) -> Entry:
+    """`resolve`, for what plays single runs. Raises ValueError for a reference, which is chosen after many runs."""
+    entry = resolve(name)
+    if not entry.contestant:
+        raise ValueError(f"Cannot play {name!r} alone: it is the best of many runs, in hindsight. Compare it with others.")
+    return entry
 
 
 def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:

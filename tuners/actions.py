@@ -171,7 +171,8 @@ class ServerWindow(NamedTuple):
     """What one server did in a window, for the pushes completed in it and for the pulls before them.
 
     Busy seconds are what the server itself takes for these bytes; while a slow worker receives them, it serves others. So
-    `pull_bytes / pull_seconds` is the rate at which it can serve, however much it was asked for.
+    `pull_bytes / pull_seconds` is the rate at which it can serve, however much it was asked for; where a token bucket has
+    run empty, the rate that this leaves.
     """
 
     node: str

@@ -1,8 +1,8 @@
 """The options of a tuner: the keyword arguments of its factory, with type, default and meaning, and a check of values.
 
 The type of an option is the annotation of its argument. A range is part of it, as msgspec writes it:
-``gain: Annotated[float, Meta(ge=0)]``; `AtLeast0` and its neighbours are the common ones. Its meaning is the entry of the
-section "Args:" of the factory's docstring.
+``gain: Annotated[float, Meta(ge=0)]``; `NonNegative`, `Count`, `Share` and so on are the common ones. Its meaning is the
+entry of the section "Args:" of the factory's docstring.
 """
 
 from __future__ import annotations
@@ -148,4 +148,4 @@ def _meanings(factory: Callable[..., object]) -> Iterator[tuple[str, str]]:
     """The entries of the section "Args:" of a docstring."""
     section = (inspect.getdoc(factory) or "").partition("\nArgs:\n")[2]
     for entry in re.finditer(r"^    (\w+): (.*(?:\n {8,}.*)*)", section, re.MULTILINE):
-        yield entry[1], " ".join(entry[2].split())
+        yield entry[1], " ".join(entry[2].split()).replace("``", "`")

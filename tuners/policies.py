@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 
 from tuners.actions import Decision, Push, Rejected, Setting, SyncPolicy
+from tuners.settings import POLICIES
 
 __all__ = [
     "admit",
@@ -372,7 +373,7 @@ def _check_size(name: str, size: int) -> None:
 
 def names() -> tuple[str, ...]:
     """The names that `Setting.policy` can have."""
-    return ("bsp", "asp", "ssp", "dssp", "discard", "admit", "quorum")
+    return POLICIES
 
 
 def of_setting(setting: Setting) -> SyncPolicy:

@@ -33,6 +33,7 @@ __all__ = [
     "OF_REPLICAS",
     "OF_TABLES",
     "PLACEMENTS",
+    "POLICIES",
     "Choice",
     "Integer",
     "Knob",
@@ -42,6 +43,8 @@ __all__ = [
     "Scalar",
     "Setting",
     "Space",
+    "check_values",
+    "share_batch",
     "shared_out",
 ]
 
@@ -95,6 +98,9 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 
 PLACEMENTS = ("range", "hash")
 """How blocks of embedding tables are placed where a setting does not name their servers; see `Setting.owners`."""
+
+POLICIES = ("bsp", "asp", "ssp", "dssp", "discard", "admit", "quorum")
+"""The names of policies that a setting of a simulated or live job can have; see `tuners.policies`."""
 
 BOUNDED = ("ssp", "discard", "admit")
 """The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
@@ -406,6 +412,8 @@ class Space:
     def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
         if any(v.startswith("load/") for v in values):
             setting = self._with_loads(setting, values)
+        elif not setting.loads:
+            setting = share_batch(self, setting)
         data = _normalised("data_share", setting.workers, values)
         model = _normalised("model_share", setting.servers, values)
         setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
@@ -626,6 +634,27 @@ def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(int(n) for n in counts)
 
 
+def share_batch(space: Space, setting: Setting, weights: Mapping[str, float] | None = None) -> Setting:
+    """`setting` with the batch that all workers of `space` share, if they do, in proportion to their `weights`, or equally.
+
+    On a machine, devices have parts as in the base, or equal ones where the base has no load there.
+    """
+    if not space.whole_batch:
+        return setting
+    rows = dict(zip(space.base.workers, space.base.loads, strict=False))
+    devices = {n.name: range(len(n.devices)) for n in space.nodes}
+    parts = []
+    for worker in setting.workers:
+        free = [float(space.knob(f"load/{worker}/{d}") is not None) for d in devices.get(worker, ())]
+        row = [float(n) for n in rows.get(worker, ())] if sum(rows.get(worker, ())) else free
+        weight = 1.0 if weights is None else weights[worker]
+        parts.append([weight * part / max(sum(row), 1.0) for part in row])
+    if not sum(map(sum, parts)) > 0:
+        return setting
+    samples = iter(shared_out([part for row in parts for part in row], space.whole_batch))
+    return replace(setting, loads=tuple(tuple(next(samples) for _ in row) for row in parts))
+
+
 def _node_of(knob: Knob) -> str | None:
     """The node whose role, load or share a knob sets, if any."""
     head, _, rest = knob.name.partition("/")
@@ -641,8 +670,14 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
     """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
     _check_roles(setting, devices)
     _check_shares(setting, devices)
-    _check_counts(setting, devices)
+    check_values(setting)
+    _check_steps(setting, devices)
     _check_blocks(setting)
+
+
+def check_values(setting: Setting) -> None:
+    """Raise Rejected for a number that no job can have, whatever its nodes are."""
+    _check_counts(setting)
     _check_rates(setting)
 
 
@@ -672,12 +707,15 @@ def _check_shares(setting: Setting, devices: Mapping[str, int]) -> None:
             )
 
 
-def _check_counts(setting: Setting, devices: Mapping[str, int]) -> None:
+def _check_counts(setting: Setting) -> None:
     least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
     least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
     for name, least in least_of.items():
         if getattr(setting, name) < least:
             raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+
+
+def _check_steps(setting: Setting, devices: Mapping[str, int]) -> None:
     for name, steps in setting.node_steps:
         if name not in devices or steps < 1:
             raise Rejected(

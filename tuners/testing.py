@@ -5,7 +5,7 @@ Call it from your own test::
     def test_my_tuner_keeps_the_contract():
         check_tuner(my_tuner)
 
-It runs the tuner on every toy system of `tuners.toys` and raises AssertionError for the first fault: a yield that is no
+It runs the tuner on every toy system of `tuners.toys` and raises AssertionError with what it found: a yield that is no
 action, too many actions without time passing, a log that differs between two runs of one seed or that does not replay, a
 `Rejected` that ends the tuner, the use of a global random generator, an action that is made and not yielded, or a tuner that
 says it has nothing to tune and then changes something. It returns what it checked; ``print(check_tuner(my_tuner))`` says it.
@@ -17,12 +17,13 @@ import ast
 import functools
 import inspect
 import random
+import re
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ from tuners.applicability import nothing_to_tune
 from tuners.toys import toys
 
 __all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchanges"]
+
+T = TypeVar("T")
 
 _STANDSTILL = 1000
 """So many exchanges in a row without any time passing are an error."""
@@ -83,23 +86,43 @@ def check_tuner(
     """Raise AssertionError, saying where and what, unless tuners of `factory` keep the contract; return what was checked.
 
     `systems` has, by name, functions that make a new system from a seed; the default is the toys. The tuner makes at most
-    `most` exchanges on each.
+    `most` exchanges on each. Of several faults, each kind is named once.
     """
-    source = check_source(factory)
+    faults: list[AssertionError] = []
+    source = _checked(faults, check_source, factory)
     asked: Counter[str] = Counter()
     used = toys() if systems is None else systems
     runs = made = refused = 0
     for name, make in used.items():
         check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most)
-        log = check.one_run()
-        asked.update(type(e.action).__name__ for e in log)
-        check.does_what_it_says(log)
-        check.is_deterministic(log)
-        check.replays(log)
-        check.survives_refusals(log)
+        log = _checked(faults, check.one_run)
+        if log is not None:
+            asked.update(type(e.action).__name__ for e in log)
+            for rule in (check.does_what_it_says, check.is_deterministic, check.replays, check.survives_refusals):
+                _checked(faults, rule, log)
         runs, made, refused = runs + check.runs, made + check.exchanges, refused + check.refused
+    if faults:
+        raise AssertionError(_in_words(faults)) from faults[0].__cause__
     unasked = tuple(sorted(_actions_in(factory) - asked.keys()))
-    return CheckedTuner(_name(factory), tuple(used), runs, made, tuple(asked.most_common()), unasked, refused, source)
+    return CheckedTuner(_name(factory), tuple(used), runs, made, tuple(asked.most_common()), unasked, refused, bool(source))
+
+
+def _checked(faults: list[AssertionError], check: Callable[..., T], *given: Any) -> T | None:
+    """What a check returns; None where it fails, with its error at the end of `faults`."""
+    try:
+        return check(*given)
+    except AssertionError as error:
+        faults.append(error)
+        return None
+
+
+def _in_words(faults: list[AssertionError]) -> str:
+    """The faults, a line for each kind: the first of those that differ only in the toy and in numbers."""
+    kinds: dict[str, list[str]] = {}
+    for fault in map(str, faults):
+        kinds.setdefault(re.sub(r"on '[^']*'|\d+", "", fault), []).append(fault)
+    lines = [f"{first}{f' (and {len(more)} times more)' if more else ''}" for first, *more in kinds.values()]
+    return lines[0] if len(lines) == 1 else "\n".join(f"{i}. {line}" for i, line in enumerate(lines, 1))
 
 
 def _actions_in(factory: TunerFactory) -> set[str]:

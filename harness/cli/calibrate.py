@@ -251,6 +251,8 @@ def read(trace: Path | None, source: list[str] | None, wanted: Selection | None 
         if selected != EVERYTHING and not recording.rows:
             every = read_tables(tables, said.source).rows
             raise ValueError(f"Cannot select {trace.name}{selected}: none of its {len(every)} settings is so. {_has(every)}")
+        if recording.caveats and not recording.rows:
+            raise ValueError(f"Cannot calibrate to {trace.name}: no row is left. {'. '.join(recording.caveats)}.")
         command = f"harness calibrate 'TRACE{selected}'" if selected != EVERYTHING else "harness calibrate TRACE"
         return recording, Provenance(said.source, said.of, said.licence, hashed, command, MADE_BY)
     name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])

@@ -32,7 +32,7 @@ and a trace. Without --live, it prints what would run where, and starts nothing.
 
 _MORE = """\
 The tuner is the one that --tuner names, or the winner of a comparison (--from): of the tuners
-that reached the target and never failed, the one with the lowest mean rank on that scenario.
+that reached the target in some run and failed in none, the one of least mean time there.
 Without --address (or RAY_ADDRESS in the environment), Ray starts on this machine, for this
 job only. Ctrl-C or SIGTERM stops the job and leaves a checkpoint; --resume continues from it.
 With --beside, a table compares the run with the same run in simulation.
@@ -105,24 +105,25 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.live.deploy.job_folder import exchanges_of
     from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
-    from tuners import resolve
+    from tuners import resolve_contestant
 
     _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
         return _contest(options)
-    if options.tuners is not None:
-        check_contest(_contest_of(options))
+    contest = None if options.tuners is None else _contest_of(options)
+    if contest is not None:
+        check_contest(contest)
     scenario = load(options.scenario)
     tuner = (
         options.tuner
-        or (options.tuners or "").partition(",")[0]
+        or (contest.tuners[0] if contest else "")
         or (_winner(options.source, scenario) if options.source else "fixed")
     )
     wanted = Deployment(
         scenario=scenario,
-        entry=resolve(tuner),
+        entry=resolve_contestant(tuner),
         seed=options.seed,
-        out=options.out or Path("deployed") / scenario.name,
+        out=contest.out if contest else options.out or Path("deployed") / scenario.name,
         address=options.address,
         resume=options.resume,
         insecure=options.insecure,
@@ -133,8 +134,8 @@ def _deploy(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
     if options.dry_run or not options.live:
-        console.print("\n".join(described(wanted)), markup=False, highlight=False, soft_wrap=True)
-        console.print(f"Start it with:  {_that_starts(options)}", markup=False, highlight=False, soft_wrap=True)
+        lines = [*_contest_words(contest, scenario), *described(wanted), f"Start it with:  {_that_starts(options)}"]
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
         return 0
     with _stoppable() as stop:
         try:
@@ -152,7 +153,7 @@ def _deploy(options: argparse.Namespace) -> int:
     if options.beside:
         console.print("Running the same job in the simulator.", highlight=False)
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, soft_wrap=True)
+    console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
 
 
@@ -166,6 +167,14 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("Cannot use --seeds for one job: name the tuners of a contest with --tuners, or give --seed.")
     if options.tuners is not None and options.seed:
         raise ValueError("Cannot use --seed for a contest, which plays seeds 0, 1, ...: say how many with --seeds.")
+
+
+def _contest_words(contest: LiveContest | None, scenario: Scenario) -> list[str]:
+    """What a dry run says before the plan of one job, where there are several."""
+    if contest is None:
+        return []
+    count = contest.seeds or scenario.seeds.count
+    return [f"A contest of {', '.join(contest.tuners)}, {count} seed{'' if count == 1 else 's'} each. Its first job:"]
 
 
 def _that_starts(options: argparse.Namespace) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import fnmatch
 import gc
 import os
 import re
@@ -20,7 +19,7 @@ from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser, some_path
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
-from harness.cli.results import any_failed, conclude, export, importing_reports, split_names, tuner_names
+from harness.cli.results import any_failed, conclude, export, importing_reports, interrupted, split_names, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
@@ -93,6 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         status: int = options.run(options)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # noqa: T201 (below the ^C that a terminal shows)
+        return _complain("interrupted.", 130)
     except ValueError as error:
         return _complain(error, 2)
     except BrokenPipeError:
@@ -203,6 +205,8 @@ def _compare(options: argparse.Namespace) -> int:
     console = terminal()
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)
+    if options.resume and not (out / "manifest.json").is_file():
+        console.print(f"{out} has no comparison to resume: this one begins.", highlight=False, soft_wrap=True, markup=False)
     try:
         with watching(console) as watch, importing_reports():
             compare(
@@ -219,25 +223,22 @@ def _compare(options: argparse.Namespace) -> int:
                 watch=watch,
             )
     except KeyboardInterrupt:
-        print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201
-        if (out / "manifest.json").is_file():
-            print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
-        return 130
+        return interrupted(out)
     conclude(out, console)
     return 1 if any_failed(out) else 0
 
 
 def _stem(scenario: str) -> str:
     """The part of a results folder's name that a scenario, or a pattern of scenarios, gives."""
-    if scenario.startswith("drawn:"):
-        return re.sub(r"\W+", "-", scenario).strip("-")
+    if scenario.startswith("drawn:") or "=" in scenario:
+        return re.sub(r"[^\w.]+", "-", scenario).strip("-")
     return re.sub(r"[-*?\[\]]+$", "", Path(scenario).stem) or "all"
 
 
 def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, where: int | str, out: Path) -> str:
     """One line that says what is about to be compared, before anything slow is imported."""
     names = ", ".join(scenarios) if len(scenarios) < 4 else f"{len(scenarios)} scenarios"
-    each = f"{seeds} seeds each" if seeds is not None else "each scenario's own seeds"
+    each = f"{seeds} seed{'' if seeds == 1 else 's'} each" if seeds is not None else "each scenario's own seeds"
     places = f"Ray cluster {where}" if isinstance(where, str) else f"{where} process{'' if where == 1 else 'es'}"
     who = "1 tuner" if len(tuners) == 1 else f"{len(tuners)} tuners"
     return f"Comparing {who} on {names}, {each}, in {places}; results go to {out}."
@@ -247,7 +248,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file, or in the members of a
     family, is told here, before anything else is said."""
     from harness.families import members
-    from harness.scenario import embedded, load
+    from harness.scenario import load, matching
 
     found: list[str] = []
     for name in names:
@@ -257,12 +258,8 @@ def _scenarios(names: Sequence[str]) -> list[str]:
             load(name)
         elif name.startswith("drawn:"):
             members(name.removeprefix("drawn:"))
-        if not set(name) & set("*?[") or "=" in name or name.startswith("drawn:"):
-            found.append(name)
-        elif matching := fnmatch.filter(embedded(), name):
-            found += [n for n in matching if n not in found]
-        else:
-            raise ValueError(f"No scenario matches {name!r}: there are {', '.join(embedded())}.")
+        named = matching(name)
+        found += named if named == [name] else [n for n in named if n not in found]
     return found
 
 

@@ -43,7 +43,10 @@ def _new(options: argparse.Namespace) -> int:
     taken = find_spec(name)  # a folder without Python files is a package without an origin
     if taken is not None and taken.origin is not None and Path.cwd() not in Path(taken.origin).parents:
         raise ValueError(f"Cannot name a tuner {name!r}: Python has a module of that name. Choose another name.")
-    out.mkdir(parents=True)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"Cannot write {out}: {error.strerror}. Name another folder with --out.") from None
     for path, text in files_of(name).items():
         (out / path).write_text(text, encoding="utf-8")
     for line in (

@@ -26,6 +26,7 @@ _MORE = """\
   harness play my.toml my_tuners:halving --pdb"""
 
 _LONGEST = 4  # entries of a list that are printed
+_BRIEF_SECONDS = 100.0  # the budget of a job below which times are printed in milliseconds
 _DAY_SECONDS = 86_400.0  # for thinking about one action: a person may sit in the debugger
 
 
@@ -42,10 +43,10 @@ def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _play(options: argparse.Namespace) -> int:
     from harness.drive import play
     from harness.scenario import load, system
-    from harness.score import score
-    from tuners import resolve
+    from harness.score import ending, score
+    from tuners import resolve_contestant
 
-    scenario, entry = load(options.scenario), resolve(options.tuner)
+    scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
     factory = entry.factory
     made = system(scenario, options.seed)
     played = play(
@@ -57,9 +58,7 @@ def _play(options: argparse.Namespace) -> int:
     row = score(played, scenario=scenario.name, tuner=entry.name, seed=options.seed).score
     if played.outcome.trace:
         print(played.outcome.trace, file=sys.stderr)  # noqa: T201
-    ended = f"{row.status} after {played.outcome.seconds:.1f} s. {row.reason}".rstrip()
-    changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
-    _say(f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s.")
+    _say(ending(row, played.outcome.seconds))
     return 1 if row.status == "error" else 0
 
 
@@ -92,16 +91,19 @@ class ExchangePrinter:
     def __init__(self, job: Job, say: Callable[[str], None] | None = None) -> None:
         self._job = job
         self._say = say or _say
+        self._digits = 3 if job.budget_seconds < _BRIEF_SECONDS else 1  # after the point, of seconds
         self._seconds = 0.0
         self._settings = {0: job.start}  # of each branch
 
     def __call__(self, exchange: Exchange) -> None:
         branch = getattr(exchange.action, "branch", 0)
         before = self._settings.get(branch, self._job.start)
-        self._say(f"{self._seconds:10.1f} s  {_action_words(exchange.action, before)}{_unasked_words(exchange)}")
+        self._say(
+            f"{self._seconds:10.{self._digits}f} s  {_action_words(exchange.action, before)}{_unasked_words(exchange)}"
+        )
         if reason := getattr(exchange.action, "reason", ""):
             self._say(f"{'':12}  # {reason}")
-        self._say(f"{'':12}  -> {_answer_words(exchange.answer, before)}")
+        self._say(f"{'':12}  -> {_answer_words(exchange.answer, before, self._digits)}")
         self._note(exchange, branch, before)
         self._seconds = exchange.seconds
 
@@ -171,14 +173,16 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _answer_words(answer: Any, before: Setting) -> str:
+def _answer_words(answer: Any, before: Setting, digits: int) -> str:
+    """The answer, with so many `digits` of seconds after the point."""
     from tuners.actions import Cost, Evaluation, GradientNoise, Rejected, Window
 
     if isinstance(answer, Rejected):
         return f"Rejected: {answer}"
     if isinstance(answer, Cost):
         what, moved = "done" if answer.done else "rolled back", answer.bytes_moved / 1e6
-        return f"{what} in {answer.seconds:.1f} s, stall {answer.stall_seconds:.1f} s, {moved:.1f} MB moved"
+        took, stalled = (f"{seconds:.{digits}f} s" for seconds in (answer.seconds, answer.stall_seconds))
+        return f"{what} in {took}, stall {stalled}, {moved:.1f} MB moved"
     if isinstance(answer, Evaluation):
         return _evaluation_words(answer)
     if isinstance(answer, GradientNoise):
@@ -188,7 +192,7 @@ def _answer_words(answer: Any, before: Setting) -> str:
         return f"branch {answer}"
     if not isinstance(answer, Window):
         return "done"
-    words = [f"{answer.clocks} pushes in {answer.seconds:.1f} s"]
+    words = [f"{answer.clocks} pushes in {answer.seconds:.{digits}f} s"]
     if len(answer.pushes.loss) and not math.isnan(answer.pushes.loss[0]):  # a job of which only times are simulated has none
         words.append(f"training loss {answer.pushes.loss[0]:.4g} to {answer.pushes.loss[-1]:.4g}")
     if answer.evaluations:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-from harness.cli.parsing import out_folder
+from harness.cli.parsing import out_folder, whole
 
 __all__ = ["NAMES", "add_reproduce"]
 
@@ -25,11 +24,11 @@ def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the parser of `harness reproduce`."""
     parser = add_parser("reproduce", help="measure what a paper prints", description=_DESCRIPTION)
     parser.add_argument("paper", metavar="PAPER", choices=NAMES, help=f"one of {', '.join(NAMES)}")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds of each run of a tuner (default: 5)")
+    parser.add_argument("--seeds", type=whole(1), default=5, metavar="N", help="seeds of each run of a tuner (default: 5)")
     parser.add_argument(
         "--out",
         type=out_folder,
-        default=Path("results/papers"),
+        default="results/papers",  # text, so that its type is checked
         metavar="DIR",
         help="folder to write to (default: results/papers)",
     )
@@ -41,8 +40,6 @@ def _reproduce(options: argparse.Namespace) -> int:
     from reports.papers import reproduce
     from reports.papers.claims import headline, shown
 
-    if options.seeds < 1:
-        raise ValueError(f"Cannot measure with {options.seeds} seeds: --seeds is 1 or more.")
     paper, console = reproduce.PAPERS[options.paper], terminal()
     options.out.mkdir(parents=True, exist_ok=True)
     minutes = math.ceil(paper.minutes * options.seeds / 5)

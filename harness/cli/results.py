@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "export", "importing_reports", "split_names", "tuner_names"]
+__all__ = ["any_failed", "conclude", "export", "importing_reports", "interrupted", "split_names", "tuner_names"]
 
 _IMPORT_AFTER_SECONDS = 3.0
 """When workers have started, which nothing should delay."""
@@ -80,6 +81,14 @@ def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: s
         written.append(("Figures", files.write_figures(out, figures)))
     for what, path in written:
         console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+
+
+def interrupted(out: Path) -> int:
+    """Say, after Ctrl-C, how the comparison in `out` goes on; return the exit status."""
+    print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201 (what a command does)
+    if (out / "manifest.json").is_file():
+        print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+    return 130
 
 
 def any_failed(out: Path) -> bool:

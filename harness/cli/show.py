@@ -139,9 +139,10 @@ def _show(options: argparse.Namespace) -> int:
             _say(line)
         return 0
     if plain not in embedded() and not plain.endswith(".toml") and not drawn:
+        near = near_names(plain, [*embedded(), *registry()], shown_by="`harness list scenarios` or `harness list tuners`")
         raise ValueError(
-            f"No scenario or tuner {plain!r}: {near_names(plain, [*embedded(), *registry()])} A file of your own is named "
-            "with its .toml, a tuner of your own as package.module:factory."
+            f"No scenario or tuner {plain!r}: {near} A file of your own is named with its .toml, a tuner of your own as "
+            "package.module:factory."
         )
     scenario = load(name)
     if scenario.workload.data is None:  # a template may name data that are not there yet

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.parsing import out_folder, whole
+from harness.cli.results import interrupted, tuner_names
 
 if TYPE_CHECKING:
     from traces.importers import Imported
@@ -100,8 +101,8 @@ def add_trace(add_parser: _Adder) -> None:
         "replayed", help="compare replayed conditions with their recording", description=_REPLAYED
     )
     replayed.add_argument("scenarios", nargs="+", metavar="SCENARIO", help="name or TOML file, with [conditions.replay]")
-    replayed.add_argument("--tuners", default="", metavar="A,B", help="tuners to compare in both worlds")
-    replayed.add_argument("--seeds", type=int, default=None, metavar="N", help="default: as each scenario says")
+    replayed.add_argument("--tuners", default="", metavar="all|NAME,...", help="tuners to compare in both worlds")
+    replayed.add_argument("--seeds", type=int, metavar="N", help="seeds per scenario (default: from the scenario)")
     replayed.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     replayed.add_argument("--resume", action="store_true", help="continue an interrupted comparison")
     replayed.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
@@ -119,9 +120,9 @@ def add_trace(add_parser: _Adder) -> None:
 def _record(options: argparse.Namespace) -> int:
     from harness.record import play_recorded
     from harness.scenario import load, system
-    from tuners import resolve
+    from tuners import resolve_contestant
 
-    scenario, entry = load(options.scenario), resolve(options.tuner)
+    scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
     made = system(scenario, options.seed)
     named = {"scenario": scenario.name, "tuner": entry.name, "seed": options.seed}
     try:
@@ -180,6 +181,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _replayed(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal, watching
     from harness.comparison.compare import compare
     from harness.scenario import load
     from reports import replayed
@@ -190,7 +192,11 @@ def _replayed(options: argparse.Namespace) -> int:
     results = None
     if options.tuners:
         both, limits = [*scenarios, *twins], {"seeds": options.seeds, "jobs": options.jobs, "resume": options.resume}
-        compare(both, options.tuners.split(","), out=options.out, **limits)
+        try:
+            with watching(terminal()) as watch:
+                compare(both, tuner_names(options.tuners), out=options.out, **limits, watch=watch)
+        except KeyboardInterrupt:
+            return interrupted(options.out)
         results = load_results(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     _say(f"The page: {replayed.write(options.out / 'replayed.html', scenarios, results)}")

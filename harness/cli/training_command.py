@@ -30,12 +30,14 @@ SSP with s = 2, 5, 8, on the same instances), then from its own runs (episodes).
 it leaves a checkpoint beside FILE; with --resume it continues to the same bytes."""
 
 _MORE = """\
-The policies that ship:
+The policy that `rlp` plays:
   harness train rlp --form broad --out FILE
+
+The policy that 'rlp[as_printed=true]' plays:
   harness train --instances 1300 --pushes 800 --depths 1,1,2,3 \\
     --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4 --out FILE 'rlp[gamma=1,
     rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
-    unit_seconds=10]'        for rlp[as_printed=true]
+    unit_seconds=10]'
 
 Options of the printed form's learning are written in brackets, as in 'rlp[gamma=1,replay=5000]':
 gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,

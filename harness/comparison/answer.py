@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 import io
 import shutil
+import tempfile
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -18,7 +19,7 @@ from traces import store
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Comparison", "ComparisonPlots", "comparison_in"]
+__all__ = ["Comparison", "ComparisonPlots", "comparison_in", "temporary_folder"]
 
 _COLUMNS = 110  # characters per line of the answer in a notebook, and as text where no terminal says otherwise
 
@@ -31,7 +32,27 @@ class Comparison:
     evaluations: pl.DataFrame  # loss and accuracy over simulated seconds; columns: `traces.schema.EVALUATIONS`
     settings: pl.DataFrame  # the setting over simulated seconds; columns: `traces.schema.SETTINGS`
     host: pl.DataFrame  # thinking and wall seconds of this machine; columns: `traces.schema.HOST`
-    folder: Path  # all files; deleted with this object, unless `out` named a folder
+    folder: Path  # all files
+    temporary: bool = False  # the folder is deleted with this object: `out` named none
+
+    def __post_init__(self) -> None:
+        if self.temporary:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle. The files of a temporary folder come along: the folder may be gone when they are needed."""
+        files = {str(p.relative_to(self.folder)): p.read_bytes() for p in self.folder.rglob("*") if p.is_file()}
+        return {**self.__dict__, "files": files if self.temporary else {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files: dict[str, bytes] = state.pop("files")
+        self.__dict__.update(state)
+        if self.temporary:
+            self.__dict__["folder"] = temporary_folder()
+            for name, content in files.items():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / name).write_bytes(content)
+        self.__post_init__()
 
     def summary(self) -> pl.DataFrame:
         """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.tables.SUMMARY`)."""
@@ -155,10 +176,12 @@ def comparison_in(folder: Path, *, temporary: bool = False) -> Comparison:
     if (folder / "runs").is_dir():
         results.assemble(folder)
     found = store.load_results(folder)
-    made = Comparison(found.scores, found.evaluations, found.settings, found.host, folder)
-    if temporary:
-        weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
-    return made
+    return Comparison(found.scores, found.evaluations, found.settings, found.host, folder, temporary)
+
+
+def temporary_folder() -> Path:
+    """A new folder for results that nobody has named a folder for."""
+    return Path(tempfile.mkdtemp(prefix="harness-"))
 
 
 def _only(what: str, wanted: str | None, names: list[str]) -> str:

@@ -22,7 +22,8 @@ from urllib.parse import quote
 from harness.comparison import oracle, oracle_cache, pool, results
 from harness.comparison.run_process import Done, Progress, Task, save
 from harness.families import members, single
-from harness.scenario import Scenario, building, load
+from harness.scenario import Scenario, building, load, matching
+from harness.scenario.tables import MOST_SEEDS
 from harness.score import unplayed
 from harness.version import HARNESS_VERSION
 from traces import store
@@ -32,7 +33,6 @@ from tuners import Entry, resolve
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "check_each_once", "compare"]
 
 _CPU = "cpu"
-_MOST_SEEDS = 100_000  # of a scenario: the list of all runs is made before the first
 _MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
 _UNLESS_GIVEN: dict[str, Any] = {"draws": {}}  # of entries that a manifest may leave out
 
@@ -217,8 +217,8 @@ def _planned(
 ) -> _Plan:
     if not scenarios or not tuners:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
-    if seeds is not None and not 1 <= seeds <= _MOST_SEEDS:
-        advice = "at least 1" if seeds < 1 else f"at most {_MOST_SEEDS}"
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        advice = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
         raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
@@ -247,9 +247,11 @@ def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
 
 
 def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
-    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", or itself."""
-    kind, _, which = str("" if isinstance(scenario, Scenario) else scenario).partition(":")
-    return [single(name) for name in members(which)] if kind == "drawn" else [scenario]
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", those of a pattern, or itself."""
+    if isinstance(scenario, Scenario):
+        return [scenario]
+    kind, _, which = str(scenario).partition(":")
+    return [single(name) for name in members(which)] if kind == "drawn" else matching(str(scenario))
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from harness.worker_environment import collect_garbage_rarely
 
 if TYPE_CHECKING:
-    from harness.scenario import Scenario
     from harness.score import Scored
     from traces.exchanges import Exchange
     from tuners.actions import Setting
@@ -107,13 +106,14 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
     from harness.machine import described
     from harness.record import play_recorded
-    from harness.scenario import job
+    from harness.scenario import job, parse
     from harness.score import score, unplayed
     from tuners.applicability import nothing_to_tune
 
     started = time.perf_counter()
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
-    scenario = _scenario(task.scenario, task.origin, task.text)
+    # Read for every run: files that it names, of machines or workloads, may have changed since the last one.
+    scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
@@ -177,13 +177,6 @@ class _ProgressSender:
         if time.monotonic() - self._sent > _PROGRESS_SECONDS:
             self._sent = time.monotonic()
             self._send(Progress(exchange.seconds, self._budget_seconds, self._loss, self._accuracy))
-
-
-@cache
-def _scenario(name: str, origin: str, text: str) -> Scenario:
-    from harness.scenario import parse
-
-    return parse(text, name=name, origin=Path(origin))
 
 
 @cache

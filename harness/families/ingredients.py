@@ -146,7 +146,7 @@ def recorded(lot: Lot) -> dict[str, dict[str, Any]]:
 
 
 def losses(lot: Lot, nodes: Sequence[str], span_seconds: float, most: int) -> list[dict[str, Any]]:
-    """Nodes leave, with notice or without, alone or in company; at most `most` of them, each once."""
+    """Nodes leave, with notice or without, alone or several at once; at most `most` of them, each once."""
     left, found = list(lot.some(nodes, most)), []
     while left:
         count = 1

@@ -1,14 +1,15 @@
 """Scenarios: one TOML file each, which describes a cluster, a job and what tuners may change."""
 
 import sys
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
 from harness.scenario.building import scenario as _built
 from harness.scenario.description import Scenario
-from harness.scenario.scenario import embedded, job, load, parse, show, system, workload_of
+from harness.scenario.scenario import embedded, job, load, matching, parse, show, system, workload_of
 
-__all__ = ["Scenario", "embedded", "job", "load", "parse", "show", "system", "workload_of"]
+__all__ = ["Scenario", "embedded", "job", "load", "matching", "parse", "show", "system", "workload_of"]
 
 
 class _CallablePackage(ModuleType):
@@ -19,6 +20,11 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, *arguments: Any, **tables: Any) -> Scenario:
         return _built(*arguments, **tables)
+
+    @property
+    def __signature__(self) -> Signature:
+        """What notebooks and shells show of the call's arguments."""
+        return signature(_built)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

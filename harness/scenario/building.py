@@ -6,17 +6,21 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from harness.scenario.description import Scenario
 from harness.scenario.scenario import load, parse
+from harness.scenario.tables import TABLES
+from tuners.near_names import near_names
+from tuners.settings import Setting
 
 __all__ = ["Table", "scenario"]
 
 Table: TypeAlias = Mapping[str, Any]
-"""A table of a scenario's file, by key; None removes a key of the base."""
+"""A table of a scenario's file, by key; None removes a key that the base may have."""
 
 
 def scenario(
@@ -90,14 +94,24 @@ def scenario(
     for table, keys in changes.items():
         if not isinstance(keys, Mapping):
             raise ValueError(f"Cannot read {table}={keys!r}: give a dictionary of keys, as in [{table}] of a file.")  # noqa: TRY004
-        merged = {**tables.get(table, {}), **keys}
-        tables[table] = {key: value for key, value in merged.items() if value is not None}
+        present = tables.get(table, {})
+        for key in (key for key, value in keys.items() if value is None and key not in present):
+            _check_can_be_removed(table, key)
+        tables[table] = {key: value for key, value in {**present, **keys}.items() if value is not None}
     folder = found.origin.parent if found else Path()
     origin = folder / f"harness.scenario({named!r})"  # no file; relative paths start at its folder
     try:
         return parse(_toml(tables), name=named, origin=origin)
     except ValueError as error:
         raise ValueError(str(error).replace(str(origin), origin.name)) from None
+
+
+def _check_can_be_removed(table: str, key: str) -> None:
+    """Raise ValueError for a key that no scenario has in this table: the key that was meant would silently stay."""
+    # A name with a slash ("role/n0") is of a node; which nodes there are, another base says.
+    known = (*(f.name for f in fields(Setting)), "worker_count") if table == "free" else TABLES[table].__struct_fields__
+    if key not in known and "/" not in key:
+        raise ValueError(f"Cannot remove {key!r} from [{table}]: there is no such key; {near_names(key, known)}")
 
 
 def _toml(tables: Mapping[str, Any]) -> str:

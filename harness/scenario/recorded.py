@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import Device, NodeType
@@ -72,11 +72,20 @@ def show(scenario: Scenario, table: RecordedTable) -> str:
 def _runs_of(scenario: Scenario, table: RecordedTable) -> tuple[Recorded, ...]:
     from traces.shipped import locate
 
-    return _runs(locate(table.trace, scenario.origin.parent), table.workload, table.runs)
+    folder = locate(table.trace, scenario.origin.parent)
+    return _runs(folder, table.workload, table.runs, _files(folder))
 
 
-@cache
-def _runs(folder: Path, workload: str, pattern: str) -> tuple[Recorded, ...]:
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of every file, which differ where a trace was written again."""
+    found = ((str(path), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return tuple((name, seen.st_size, seen.st_mtime_ns) for name, seen in found)
+
+
+@lru_cache(maxsize=32)
+def _runs(folder: Path, workload: str, pattern: str, files: tuple[Any, ...]) -> tuple[Recorded, ...]:
     from traces.replay import recorded_runs
+
+    del files  # they are a part of the cache's key
 
     return tuple(recorded_runs(folder, workload, pattern))

@@ -6,6 +6,7 @@ The whole file is checked when it is read; an error names file, table and key. N
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import re
@@ -41,16 +42,16 @@ from simulators.cluster.conditions import Conditions, locate_traces
 from simulators.cluster.conditions import check as check_conditions
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.reconfiguration.costs import Costs, check_costs
-from simulators.workloads.catalogue import load_workloads, workload, workloads
+from simulators.workloads.catalogue import load_workloads, usual_values, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.near_names import near_names
-from tuners.settings import Choice, Integer, Knob, Node, Real, Scalar, shared_out
+from tuners.settings import POLICIES, Choice, Integer, Knob, Node, Real, Scalar, check_values, shared_out
 
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec
 
-__all__ = ["embedded", "job", "load", "parse", "show", "system", "workload_of"]
+__all__ = ["embedded", "job", "load", "matching", "parse", "show", "system", "workload_of"]
 
 T = TypeVar("T")
 
@@ -71,6 +72,18 @@ def embedded() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (name != "digits", name)))
 
 
+def matching(name: str) -> list[str]:
+    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, the name itself.
+
+    Raises ValueError where nothing matches.
+    """
+    if not set(name) & set("*?[") or "=" in name or ":" in name:
+        return [name]
+    if not (found := fnmatch.filter(embedded(), name)):
+        raise ValueError(f"No scenario matches {name!r}: `harness list scenarios` shows all.")
+    return found
+
+
 def load(name_or_path: str | Path) -> Scenario:
     """Load the embedded scenario of that name, or the file at that path. Raises ValueError, which says what is wrong.
 
@@ -86,7 +99,7 @@ def load(name_or_path: str | Path) -> Scenario:
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
-        hint = near_names(plain, embedded())
+        hint = near_names(plain, embedded(), shown_by="`harness list scenarios`")
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
         text = path.read_text("utf-8-sig")  # editors of Windows begin a file with a byte-order mark
@@ -163,8 +176,10 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
 
         _at(origin, "conditions", lambda: trace_driven.check_replay(made.conditions))
     _at(origin, "costs", lambda: check_costs(made.costs))
-    _at(origin, "start", lambda: _start(made, None))
-    _at(origin, "free", lambda: _space(made, None))
+    _at(origin, "workload", lambda: _usual_values(made))
+    _at(origin, "start", lambda: _start(made))
+    space = _at(origin, "free", lambda: _space(made, None))
+    _at(origin, "start", lambda: _check_start(space))
     return made
 
 
@@ -206,21 +221,9 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
         return scenario_recorded.job(scenario, scenario.recorded, seed)
     made = workload_of(scenario)
     space = _at(scenario.origin, "free", lambda: _space(scenario, made))
-    # Imported here, because they import JAX, which takes seconds and which reading a scenario does not need.
-    from simulators import jobs
-    from tuners import policies
+    _at(scenario.origin, "start", lambda: _check_start(space))
+    from simulators import jobs  # here, because it imports JAX, which takes seconds and which reading does not need
 
-    try:
-        space.check(space.base)
-        policies.of_setting(space.base)
-    except Rejected as error:
-        raise ValueError(f"{scenario.origin}: [start]: {error}") from None
-    for knob in space.knobs:
-        for name in knob.options if knob.name == "policy" and isinstance(knob, Choice) else ():
-            try:
-                policies.named(str(name), space.base.staleness)
-            except Rejected as error:
-                raise ValueError(f"{scenario.origin}: [free] policy: {error}") from None
     return jobs.job(_spec(scenario, made, space.base, seed))
 
 
@@ -233,7 +236,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
     program_cache.use()
     made = workload_of(scenario)
     _at(scenario.origin, "free", lambda: _space(scenario, made))
-    return SimulatedSystem(_spec(scenario, made, start or _start(scenario, made), seed))
+    return SimulatedSystem(_spec(scenario, made, start or _start(scenario), seed))
 
 
 def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobSpec:
@@ -277,7 +280,7 @@ def show(scenario: Scenario) -> str:
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
     if made is not None:
-        start = _start(scenario, made)
+        start = _start(scenario)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
     if known := told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables):
@@ -324,7 +327,13 @@ def _cluster(tables: Tables, origin: Path, draw: int) -> Cluster:
     counts: dict[str, int] = {}
     for group in table.nodes:
         if group.type not in known:
-            raise ValueError(f"nodes: no node type {group.type!r}; {near_names(group.type, known)}")
+            near = near_names(group.type, known, shown_by="`harness list profiles`")
+            raise ValueError(f"nodes: no node type {group.type!r}; {near}")
+        if not re.fullmatch(r"[\w.-]*", group.prefix):
+            raise ValueError(
+                f"nodes: no machine can be named {group.prefix + '0'!r}, because knobs have its name; give a prefix of "
+                "letters, digits, '.', '_' and '-'."
+            )
         first = counts.get(group.prefix, 0)
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
@@ -358,7 +367,8 @@ def _check_prices(scenario: Scenario, unpriced: str) -> None:
 def _known(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTable:
     names = (*_own_workloads(table, origin, draw), *workloads())
     if table.name not in names:
-        raise ValueError(f"name: no workload {table.name!r}; {near_names(table.name, names)}")
+        near = near_names(table.name, names, shown_by="`harness list workloads`")
+        raise ValueError(f"name: no workload {table.name!r}; {near}")
     return table
 
 
@@ -385,8 +395,8 @@ def workload_of(scenario: Scenario) -> Workload:
         raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
 
 
-def _start(scenario: Scenario, made: Workload | None) -> Setting:
-    """The start setting. Without the workload, batch size and learning rate are the defaults of `Setting`."""
+def _start(scenario: Scenario) -> Setting:
+    """The start setting; batch size and learning rate are the workload's where the file does not give them."""
     table = scenario.start
     names = tuple(n for n, _ in scenario.cluster.nodes)
     workers, servers = table.workers, table.servers
@@ -396,16 +406,39 @@ def _start(scenario: Scenario, made: Workload | None) -> Setting:
         workers, servers = names[: table.worker_count], names[table.worker_count :]
     for role, members in (("workers", workers), ("servers", servers)):
         if not members:
-            raise ValueError(f"{role}: there are none of {len(names)} nodes; set worker_count from 1 to {len(names) - 1}.")
+            every = (
+                f"worker_count from 1 to {len(names) - 1}" if len(names) > 1 else "workers and servers, the only one as both"
+            )
+            raise ValueError(f"{role}: there are none of {len(names)} nodes; set {every}.")
     plain = {f.name: getattr(table, f.name) for f in fields(Setting)}
     default = Setting(workers=workers, servers=servers)
     plain |= {"workers": workers, "servers": servers, "options": tuple(sorted(table.options.items()))}
     plain["node_steps"] = tuple(sorted(table.node_steps.items()))
-    for name in ("batch_size", "learning_rate"):
+    for name, usual in zip(("batch_size", "learning_rate"), _usual_values(scenario), strict=True):
         if plain[name] is None:
-            plain[name] = getattr(made or default, name)
+            plain[name] = usual
     start = replace(default, **plain)
     return start if table.global_batch_size is None else _evenly(start, table.global_batch_size, scenario.cluster)
+
+
+def _usual_values(scenario: Scenario) -> tuple[int, float]:
+    table = scenario.workload
+    data = None if table.data is None else _beside(scenario.origin, table.data)
+    return usual_values(table.name, table.overrides, data, _own_workloads(table, scenario.origin, scenario.draw))
+
+
+def _check_start(space: Space) -> None:
+    """Raise ValueError where a job of this space cannot begin."""
+    try:
+        space.check(space.base)
+    except Rejected as error:
+        raise ValueError(str(error)) from None
+    _check_policy(space.base.policy)
+
+
+def _check_policy(name: str) -> None:
+    if name not in POLICIES:
+        raise ValueError(f"policy: there is no {name!r}; {near_names(name, POLICIES)}")
 
 
 def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
@@ -435,7 +468,7 @@ def _space(scenario: Scenario, made: Workload | None) -> Space:
             )
     # A file is checked before its workload is made; only then it is known whether there are tables.
     tables = made is None or (made.proxy is not None and made.proxy.embedding is not None)
-    return Space(_start(scenario, made), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
+    return Space(_start(scenario), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
 
 
 def _knobs(free: Mapping[str, KnobTable], cluster: Cluster, blocks: int) -> Iterator[Knob]:
@@ -458,7 +491,8 @@ def _knob(name: str, table: KnobTable) -> Knob:
     if len(given) != 1:
         raise ValueError(f"{name}: give exactly one of real, integer and choice, not {' and '.join(given) or 'none'}.")
     values: tuple[Scalar, ...] = table.choice or table.integer or table.real or ()
-    _check_values(name, values)
+    between = (min(table.integer[0] + 1, table.integer[1]),) if table.integer else ()  # 17 bits, of 16 to 32
+    _check_values(name, (*values, *between))
     if table.choice is not None:
         return Choice(name, table.choice)
     if table.integer is not None:
@@ -481,9 +515,11 @@ def _check_values(name: str, values: tuple[Scalar, ...]) -> None:
         if name in _PLAIN_FIELDS:
             given: Any = {name: value}
             try:
-                Setting(workers=("n0",), servers=("n1",), **given)
-            except TypeError as error:
+                check_values(Setting(workers=("n0",), servers=("n1",), **given))
+            except (TypeError, Rejected) as error:
                 raise ValueError(f"{name}: cannot be {value!r}; {str(error).rpartition(': ')[2]}") from None
+        if name == "policy":
+            _check_policy(str(value))
 
 
 def _target(table: TargetTable) -> Target:

@@ -28,6 +28,7 @@ from tuners.actions import Scalar
 from tuners.near_names import near_names
 
 __all__ = [
+    "MOST_SEEDS",
     "TABLES",
     "BudgetTable",
     "CalibrationTable",
@@ -48,6 +49,7 @@ __all__ = [
 
 _LARGEST = 1e30  # of all numbers
 _MOST = 2**31 - 1  # of whole numbers, which the engine counts with
+MOST_SEEDS = 100_000  # of a scenario: the list of all runs is made before the first
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 _Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
@@ -149,7 +151,7 @@ class BudgetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SeedsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[seeds]"""
 
-    count: _Count = 5
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_SEEDS)] = 5
 
 
 class CalibrationTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,6 +258,10 @@ def read(text: str) -> Tables | RecordedTables:
     free = table.get("free", {})
     for name, knob in free.items() if isinstance(free, dict) else ():
         # One by one, because msgspec's message about a dictionary does not name the key.
+        if not isinstance(knob, dict):
+            raise ValueError(  # noqa: TRY004 (a mistake in a file)
+                f"[free] {name}: give a range, as in {{ real = [0.001, 1.0], log = true }}, not {knob!r}."
+            )
         try:
             msgspec.convert(knob, KnobTable)
         except msgspec.ValidationError as error:

@@ -6,14 +6,16 @@ simulates every setting, the closed form is multiplied by the ratio engine / clo
 rounds, the engine itself fits the recording.
 
 A constant is refused if its knob never varied, or if its confidence interval is wider than an order of magnitude either way.
-It then keeps its default, and `Fit.refused` says which measurement would determine it. A constant that takes up a
-measurement of its own leaves no degree of freedom to tell its error from, and is fitted without an interval.
+It then keeps its default, and `Fit.refused` says which measurement would determine it. How large it may be nevertheless is
+in `Fit.alternatives`, for the intervals of predictions: what hardly matters in the fitted rows may decide others. A constant
+that takes up a measurement of its own leaves no degree of freedom to tell its error from, and is fitted without an interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -59,10 +61,15 @@ _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _STEP = 1e-6  # of a logarithm, for derivatives
-_REACH = 7.0  # half-width of the search interval, in logarithms
+_REACH = 7.0  # standard deviation of the prior, and half-width of the search interval, in logarithms
 _SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
+_CONVERGED = 1e-8  # relative change of cost, and of constants, at which a search ends
+_EVALUATIONS = 100  # of one search, at most
+_DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
 _LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
+_UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
+_MOST = 0.975  # quantile of a constant's error; as it cannot be below 0, 95 % of what it may be are below
 _NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
 _SATURATED = 0.99  # leverage of a single row above which its residual is 0 whatever its noise is
 _REDUNDANT = 0.05  # relative difference below which a cycle is the sum of its parts, and no measurement of its own
@@ -79,7 +86,7 @@ _MEASUREMENTS: dict[str, str] = {
     "latency_seconds": "iterations with seconds of pulls and pushes, of a model small enough to take no time",
     "service_bytes_per_second": "iterations with seconds of pulls while many workers pull from one server",
     "serial_fraction": "two batch sizes under each of two counts of threads",
-    "master_seconds": "synchronous and asynchronous runs at the same batch size",
+    "step_seconds": "synchronous runs on one, two and many servers, or synchronous and asynchronous ones",
     "message_seconds": "the same job on few and on many servers",
     "apply_seconds": "the same job on one server with few and with many workers",
     "transfer": "iterations with seconds of pulls and pushes, or runs with few servers and many workers",
@@ -106,6 +113,7 @@ class Fit:
     )  # of logs of `intervals`
     residuals: tuple[Residual, ...] = ()  # of the rows; those that took up a degree of freedom are left out
     draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `intervals`: values of the first resamples
+    alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
 
     @property
     def unsure(self) -> tuple[str, ...]:
@@ -193,7 +201,11 @@ def fit(
     if any(r.has_parts for r in rows):
         # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
         problems.append(_Problem(rows, replace(given, in_transfers=not given.in_transfers), engine))
-    solved, refusals = min((_fit_determined(p, free, refused) for p in problems), key=lambda f: f[0].cost)
+    (solved, refusals), *others = [_fit_determined(p, free, refused) for p in problems]
+    for other, why in others:
+        # Where no message is determined, both are the same problem, and only the search's path differs.
+        if _clearly_less(other.cost, solved.cost):
+            solved, refusals = other, why
     common = 0.0
     if any(r.speeds for r in rows):
         # A worker's speed follows from its compute time without the part that is common to all workers. This part is known
@@ -217,6 +229,7 @@ def fit(
         np.atleast_2d(np.cov(drawn.T)) if resamples else np.zeros((len(solved.free), len(solved.free))),
         solved.adjusted_residuals(),
         {n: tuple(_decoded(n, float(x)) for x in codes) for n, codes in zip(solved.free, drawn[:_DRAWS].T, strict=True)},
+        tuple(replace(other, jitter=constants.jitter) for other in solved.alternatives(map(_field, refusals))),
     )
 
 
@@ -300,11 +313,20 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
         refuse("transfer", "transfers were not timed")
         refuse("latency_seconds", "transfers were not timed")
         refuse("service_bytes_per_second", "transfers were not timed")
-    if barrier != {True, False}:
-        refuse("master_seconds", "not both synchronous and asynchronous runs were recorded")
+    if True not in barrier or (barrier == {True} and len({r.servers for r in rows}) < 3):
+        refuse("step_seconds", "no synchronous runs on three numbers of servers, or beside asynchronous ones, were recorded")
     if barrier != {True, False} or len({r.batch_size for r in rows if r.barrier}) < 2:
         refuse("master_sample_seconds", "no synchronous runs of two batch sizes were recorded beside asynchronous ones")
     return refused
+
+
+def _field(name: str) -> str:
+    """The field of `Constants` whose default is 0, of a name in `_MEASUREMENTS`."""
+    return "model_bytes" if name == "transfer" else name
+
+
+def _clearly_less(cost: float, other: float) -> bool:
+    return 1.02 * cost + _LEAST_NOISE**2 < other
 
 
 def _measurement(name: str) -> str:
@@ -377,6 +399,12 @@ class _Problem:
         self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
         self.correction = np.zeros_like(self.measured)
 
+    def begun_with(self, **values: Any) -> _Problem:
+        """The same problem, with other initial constants."""
+        made = copy(self)
+        made.given = replace(self.given, **values)
+        return made
+
     def residuals(self, *several: Constants) -> NDArray[np.float64]:
         """Logarithm of predicted over measured time, of the visible parts, [m]; for several constants one row each."""
         off = np.log(self.closed_form_times(*several)) + self.correction - self.measured
@@ -392,8 +420,7 @@ class _Problem:
 
     def cost(self, constants: Constants, without: str) -> float:
         """The cost of least squares (soft L1), with one constant as it was given."""
-        off = self.residuals(replace(constants, **{without: getattr(self.given, without)})) / _SCALE
-        return float(_SCALE**2 * np.sum(np.sqrt(1 + off**2) - 1))
+        return _soft_cost(self.residuals(replace(constants, **{without: getattr(self.given, without)})))
 
     def dropping(self, solved: _Solved, name: str) -> _Solved:
         """The solution without one constant, with the others unchanged."""
@@ -410,26 +437,31 @@ class _Problem:
         return found if len(several) > 1 else found[0]
 
     def solve(self, free: Sequence[str], near: _Solved | None = None) -> _Solved:
-        """The least-squares fit of the constants `free`, started at `near` if given."""
-        start = {name: _guess(name, self.rows, self.given) for name in free}
-        if near:
-            # Restart a constant that has become tiny: its gradient vanishes on a logarithmic scale, so it would stay tiny.
-            values = {name: getattr(near.constants, name) for name in free}
-            start = {name: value if value > start[name] / 100 else start[name] / 3 for name, value in values.items()}
-        x = np.array([_coded(name, start[name]) for name in free])
-        base = self.given
+        """The least-squares fit of the constants `free`, started at `near` if given.
+
+        Each constant is drawn to its guess, as by a prior whose standard deviation is a factor of e^7: too weak to be felt
+        by a constant that the rows determine. Without it, the cost is flat along the others, and the last bits of a
+        logarithm, which processors round differently, decided where a search ended. What is left of that is rounded away
+        before the engine sees it: its means change by their noise where constants change at all.
+        """
+        guess = np.array([_coded(name, _guess(name, self.rows, self.given)) for name in free])
+        start = guess if near is None else np.array([_coded(name, getattr(near.constants, name)) for name in free])
+        prior = _SCALE / _REACH * np.eye(len(free))
         found = least_squares(
-            lambda at: self.residuals(_with(base, free, at)),
-            x,
-            jac=lambda at: self.derivatives(free, at),
-            bounds=(x - _REACH, x + _REACH),
+            lambda at: np.concatenate([self.residuals(_with(self.given, free, at)), prior @ (at - guess)]),
+            start,
+            jac=lambda at: np.concatenate([self.derivatives(free, at), prior]),
+            bounds=(np.minimum(start, guess) - _REACH, np.maximum(start, guess) + _REACH),
             loss="soft_l1",
             f_scale=_SCALE,
-            max_nfev=40,
-            ftol=1e-4,
-            xtol=1e-4,
+            max_nfev=_EVALUATIONS,
+            ftol=_CONVERGED,
+            xtol=_CONVERGED,
+            gtol=_CONVERGED,
         )
-        return _Solved(self, tuple(free), found.x, found.jac, found.fun, float(found.cost))
+        data = slice(0, len(found.fun) - len(free))
+        at, off = found.x.round(_DECIMALS), found.fun[data]
+        return _Solved(self, tuple(free), at, found.jac[data], off, _soft_cost(off))
 
     def corrected(self, solved: _Solved, rounds: int = _ROUNDS) -> _Solved:
         """The fit with the closed form corrected to the engine, repeated `rounds` times; as it is without an engine."""
@@ -460,14 +492,47 @@ class _Solved:
     def constants(self) -> Constants:
         return _with(self.problem.given, self.free, self.at)
 
+    @property
+    def _spare(self) -> int:
+        """Degrees of freedom."""
+        return max(len(self.residuals) - len(self.free), 1)
+
+    @property
+    def _noise(self) -> float:
+        """Standard deviation of a residual."""
+        squares = np.minimum(self.residuals**2, (3 * _SCALE) ** 2)
+        return max(math.sqrt(float(squares.sum()) / self._spare), float(np.median(self.problem.spread)), _LEAST_NOISE)
+
+    def alternatives(self, refused: Iterable[str]) -> list[Constants]:
+        """The constants with one of the `refused` ones as large as it may be (95 %), for each whose default is 0.
+
+        The others are fitted to that. How large it may be is told by a linear model, at most `_UNKNOWN` guesses, and halved
+        until the rows do not contradict the result.
+        """
+        kept = self.constants
+        return [self._with_more(name) for name in refused if getattr(kept, name) == 0 and name not in self.free]
+
+    def _with_more(self, name: str) -> Constants:
+        guess = _guess(name, self.problem.rows, self.problem.given)
+        step = 1e-3 * guess
+        more: dict[str, Any] = {name: step}
+        here, moved = self.problem.residuals(self.constants, replace(self.constants, **more))
+        by = (moved - here) / step
+        # What the other constants cannot make up for.
+        alone = by - self.jacobian @ (np.linalg.pinv(self.jacobian, rcond=1e-9) @ by)
+        far = self._noise * float(t.ppf(_MOST, self._spare))
+        value = min(far / max(float(np.linalg.norm(alone)), 1e-300), _UNKNOWN * guess)
+        while True:
+            other = self.problem.begun_with(**{name: value}).solve(self.free, self)
+            if other.cost - self.cost <= far**2 / 2 or value < step:
+                return other.constants
+            value /= 2
+
     def standard_errors(self) -> dict[str, float]:
         """Standard errors of the logarithms; huge where the data do not determine a constant."""
-        spare = max(len(self.residuals) - len(self.free), 1)
-        squares = np.minimum(self.residuals**2, (3 * _SCALE) ** 2)
-        noise = max(math.sqrt(float(squares.sum()) / spare), float(np.median(self.problem.spread)), _LEAST_NOISE)
         # The small diagonal keeps the matrix invertible where a column of the Jacobian is 0.
         information = self.jacobian.T @ self.jacobian + 1e-12 * np.eye(len(self.free))
-        errors = noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
+        errors = self._noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
         return dict(zip(self.free, map(float, errors), strict=True))
 
     def resampled(self, resamples: int) -> NDArray[np.float64]:
@@ -552,6 +617,11 @@ class _Solved:
         return tuple(found)
 
 
+def _soft_cost(residuals: NDArray[np.float64]) -> float:
+    """The cost of least squares with soft L1."""
+    return float(_SCALE**2 * np.sum(np.sqrt(1 + (residuals / _SCALE) ** 2) - 1))
+
+
 def _medians(logs: NDArray[np.float64]) -> list[float]:
     """The median of each column, without missing values; nan for a column without values."""
     kept = [column[np.isfinite(column)] for column in logs.T]
@@ -597,7 +667,7 @@ def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
         "apply_exponent": 0.8,
         "commit_seconds": 0.3 * apply / servers,
         "delay_messages": given.delay_messages,
-        "master_seconds": 0.02 * cycle,
+        "step_seconds": 0.02 * cycle,
         "master_sample_seconds": 0.02 * cycle / batch / workers,
     }
     return guesses[name]

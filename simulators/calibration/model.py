@@ -124,8 +124,8 @@ class Row:
 
     @property
     def has_parts(self) -> bool:
-        """Whether compute time was recorded separately."""
-        return not math.isnan(self.compute_seconds)
+        """Whether compute time was recorded separately, and is any."""
+        return self.compute_seconds > 0
 
     def measured(self) -> tuple[float, float, float, float]:
         """Seconds of compute, pull, push and cycle; nan where not recorded, or 0."""
@@ -200,7 +200,7 @@ class Constants:
     apply_seconds: float = 0.0
     apply_exponent: float = 1.0
     commit_seconds: float = 0.0
-    master_seconds: float = 0.0
+    step_seconds: float = 0.0
     master_sample_seconds: float = 0.0
     delay_messages: float = 2.0
     jitter: float = 0.1

@@ -22,6 +22,7 @@ from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
+from tuners import policies
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 
@@ -86,9 +87,12 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
             caveats.append(
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
+    timed_rows = [row for row in rows if row.cycle_seconds > 0]
+    if untimed := len(rows) - len(timed_rows):
+        caveats.append(f"{untimed} settings are left out: they have no seconds, or no steps")
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
-    return Recording(tuple(rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+    return Recording(tuple(timed_rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
 
 
 def joined(recordings: Sequence[tuple[str, Recording]]) -> Recording:
@@ -142,10 +146,17 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
             f"{len(slowed)} runs with stragglers are left out: the trace does not say by how much their links were delayed, "
             "or when"
         )
-    made = tables["settings"].filter(pl.col("workers").is_not_null(), pl.col("servers").is_not_null())
+    made = tables["settings"].filter(pl.col("workers") >= 1, pl.col("servers") >= 1)
     if made.height < tables["settings"].height:
         missing = tables["settings"].height - made.height
-        caveats.append(f"{missing} settings without the numbers of workers and servers are left out")
+        caveats.append(f"{missing} settings without workers and servers, or without their numbers, are left out")
+    strange = made.filter(~pl.col("policy").is_in(policies.names()))["policy"]
+    if len(strange):
+        caveats.append(
+            f"{len(strange)} settings of the policy {', '.join(sorted(set(strange)))} are left out: it cannot be simulated; "
+            f"write {', '.join(policies.names())}, if it is one of these"
+        )
+        made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     nominal = [_nics(setting) for setting in made.to_dicts()]
     rates = [rate for nics in nominal for rate in nics.values()]
@@ -155,6 +166,10 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         caveats.append(
             f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
         )
+    if unnamed := made["policy"].null_count():
+        caveats.append(f"{unnamed} settings have no policy: they are taken for asp")
+    if unsized := sum(not _batch_size(s) for s in made.to_dicts()):
+        caveats.append(f"{unsized} settings have no batch size: a mini-batch counts as one sample there")
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
 
@@ -166,14 +181,13 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
     names = [*whole.get("workers", ()), *whole.get("servers", ())]
     delays = _delays(extras, names, setting["workers"])
     nics_differ = not shared and nics.keys() >= set(names) and not set(nics.values()) <= {setting["usual_nic"]}
-    batch = setting["batch_size"] or round(extras.get("total_batch_size", 1) / setting["workers"])
     return Row(
         run=setting["run"],
         workload=setting["workload"] or "unnamed",
         workers=setting["workers"],
         servers=setting["servers"],
         cycle_seconds=cycle_seconds,
-        batch_size=max(batch, 1),
+        batch_size=max(_batch_size(setting), 1),
         intra_threads=setting["intra_threads"] or 0,
         inter_threads=setting["inter_threads"] or 0,
         transfer_bits=setting["transfer_bits"] or 32,
@@ -184,6 +198,12 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         delays=delays if any(delays) else (),
         **measured,
     )
+
+
+def _batch_size(setting: Mapping[str, Any]) -> int:
+    """Samples in a mini-batch of one worker; 0: not recorded."""
+    total = int(json.loads(setting["extras"] or "{}").get("total_batch_size", 0))
+    return int(setting["batch_size"] or max(round(total / setting["workers"]), min(total, 1)))
 
 
 def _shared(setting: Mapping[str, Any]) -> bool:
@@ -334,8 +354,11 @@ def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
     runs only if the interval is also longer than a minute.
     """
     known = settings.select("run", "branch", "seconds", "segment", mode="policy").sort("seconds")
-    loss = progress.filter(pl.col("training_loss").is_not_null(), pl.col("seconds").is_not_null())
-    joined = loss.sort("seconds", maintain_order=True).join_asof(
+    steps = progress.filter(pl.col("seconds").is_not_null(), pl.col("steps").is_not_null())
+    if steps["training_loss"].null_count() < steps.height:
+        # Rows of a validation alone follow a pause.
+        steps = steps.filter(pl.col("training_loss").is_not_null())
+    joined = steps.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
     within = (
@@ -369,6 +392,8 @@ def _rows_of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) ->
         elif made["samples_per_second"]:
             total = json.loads(made["extras"] or "{}").get("total_batch_size", row.batch_size * row.workers)
             yield replace(row, cycle_seconds=total / made["samples_per_second"])
+        else:
+            yield row
 
 
 def _cycle(setting: Mapping[str, Any], step_seconds: float) -> float:

@@ -1,10 +1,13 @@
 """The 90 % interval of a prediction: how far a recorded mean may be from the simulated one.
 
-Three errors are independent of each other, and their variances are added on a logarithmic scale:
+Four errors are independent of each other, and their variances are added on a logarithmic scale:
 
 * of the seeds: the standard error of the simulated mean;
 * of the constants: the covariance of the bootstrap, carried over to the prediction by the closed form's derivatives (delta
   method), because simulating every resample would take hours;
+* of constants that the fitted rows do not determine: how far each of `Fit.alternatives` predicts from the fit. Such a
+  constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
+  so the error is taken where the constant is as large as it may be, and is a half-width already;
 * of a row: what remains between recorded and fitted rows, repetition noise and what the model lacks, from the residuals of
   the fit, adjusted for the share that the fit has taken up.
 
@@ -20,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from simulators.calibration.fit import Fit, Residual, slopes
+from simulators.calibration.fit import Fit, Residual, closed_form_cycles, slopes
 from simulators.calibration.model import Row
 
 __all__ = ["LEVEL_PERCENT", "log_half_widths", "row_noise"]
@@ -31,17 +34,23 @@ _OF_ITS_KIND = 4  # least combinations of a kind, with a barrier or without, fro
 _IDLE = 0.02  # derivative below which a constant hardly takes part in a prediction
 
 
-def log_half_widths(fit: Fit, rows: Sequence[Row], errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half-widths of the intervals of `rows` in logarithms, [n]; `errors` are relative standard errors of their means.
+def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the intervals of `rows` reach below and above the prediction, in logarithms, [n, e, 2].
 
-    nan without a degree of freedom: with too few residuals, or where a prediction depends on a constant without an interval.
+    Each of e `errors`, [n], has relative standard errors of the rows' means. nan without a degree of freedom: with too few
+    residuals, or where a prediction depends on a constant without an interval.
     """
     by = slopes(fit, rows)
-    constants = np.einsum("nk,kl,nl->n", by, fit.covariance, by)
+    constants = np.maximum(np.einsum("nk,kl,nl->n", by, fit.covariance, by), 0.0)
+    here = closed_form_cycles(fit.constants, rows)
+    away = np.array([np.log(closed_form_cycles(other, rows) / here) for other in fit.alternatives]).reshape(-1, len(rows))
+    open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
-    scale = np.array([row_noise(fit.residuals, row.barrier) for row in rows])  # [n, 2]: quantile of t, variance
-    widths: NDArray[np.float64] = scale[:, 0] * np.sqrt(np.maximum(constants, 0.0) + scale[:, 1] + errors**2)
-    return np.where((np.abs(by[:, unsure]) > _IDLE).any(axis=1), np.nan, widths)
+    quantile, noise = np.array([row_noise(fit.residuals, row.barrier) for row in rows]).reshape(-1, 2).T
+    known = constants + noise + np.array(errors) ** 2  # [e, n]
+    widths: NDArray[np.float64] = np.sqrt(quantile**2 * known + open_ends)
+    widths[:, :, (np.abs(by[:, unsure]) > _IDLE).any(axis=1)] = np.nan
+    return widths.T
 
 
 def row_noise(residuals: Sequence[Residual], barrier: bool) -> tuple[float, float]:

@@ -258,7 +258,7 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
     return found | {
         "updates at the servers": Lack(given, ("apply_seconds", "apply_exponent")),
         "messages of a coordinator": Lack(given, ("commit_seconds",)),
-        "the cost of a synchronous step": Lack(given, ("master_seconds", "master_sample_seconds")),
+        "the cost of a synchronous step": Lack(given, ("step_seconds", "master_sample_seconds")),
     }
 
 
@@ -267,13 +267,13 @@ class _Values(NamedTuple):
 
     cycle: Estimates
     whole: Estimates
-    widths: NDArray[np.float64]  # [n, 2]
+    widths: NDArray[np.float64]  # [n, 2, 2]: of both, below and above
 
     @staticmethod
     def empty(count: int) -> _Values:
         """Nothing known yet: nan."""
         cycle, whole = (Estimates(np.full(count, np.nan), np.full(count, np.nan)) for _ in range(2))
-        return _Values(cycle, whole, np.full((count, 2), np.nan))
+        return _Values(cycle, whole, np.full((count, 2, 2), np.nan))
 
     def put(self, at: Sequence[int], values: _Values) -> None:
         """Fill in the predictions of some rows."""
@@ -327,8 +327,8 @@ def _predictions(
         seen = [(of.cycle, of.whole)[column].seconds[k] for of in fitted]
         told = [(of.cycle, of.whole)[column] for of in held]
         at = np.array([of.seconds[k] for of in told])
-        widths = np.array([of.widths[k, column] for of in held])
-        lows, highs = at * np.exp(-widths), at * np.exp(widths)
+        below, above = np.array([of.widths[k, column] for of in held]).T
+        lows, highs = at * np.exp(-below), at * np.exp(above)
         return Prediction(
             group=group,
             run=row.run,
@@ -460,17 +460,19 @@ def _simulated(fit: Fit, rows: Sequence[Row], *, whole: bool) -> _Values:
     if complete:
         told = completed(fit.constants, [rows[k] for k in complete])
         completion.seconds[complete], completion.errors[complete] = told
-    widths = [log_half_widths(fit, rows, errors) for errors in (cycle.errors, completion.errors)]
-    return _Values(cycle, completion, np.stack(widths, axis=1))
+    return _Values(cycle, completion, log_half_widths(fit, rows, cycle.errors, completion.errors))
 
 
 def _by_network(fit: Fit, rows: Sequence[Row]) -> _Values:
     """The predictions of rows of one workload by the closed form, with intervals as the engine's have."""
-    return _steady(rows, closed_form_cycles(fit.constants, rows), log_half_widths(fit, rows, np.zeros(len(rows))))
+    return _steady(rows, closed_form_cycles(fit.constants, rows), log_half_widths(fit, rows, np.zeros(len(rows)))[:, 0])
 
 
 def _steady(rows: Sequence[Row], seconds: NDArray[np.float64], widths: NDArray[np.float64]) -> _Values:
-    """Predictions of a formula, which tells no warm-up: all pushes of a segment take as many cycles as they are."""
+    """Predictions of a formula, which tells no warm-up: all pushes of a segment take as many cycles as they are.
+
+    `widths` are those of the intervals, below and above, [n, 2].
+    """
     counts = np.array([max(r.all_pushes - 1, 0) / r.workers for r in rows])
     exact = np.zeros(len(rows))
     both = Estimates(seconds, exact), Estimates(seconds * counts, exact.copy())
@@ -479,7 +481,7 @@ def _steady(rows: Sequence[Row], seconds: NDArray[np.float64], widths: NDArray[n
 
 def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> _Values:
     """The plain form, fitted to `known` rows. Intervals are from its errors on these, each with its combination left out."""
-    known, widths = list(known), np.full(len(wanted), np.nan)
+    known, widths = list(known), np.full((len(wanted), 2), np.nan)
     told = list(zip(known, _without_own(known), strict=True))
     residuals = [(r, Residual(r.combination, r.barrier, float(np.log(r.cycle_seconds / at)))) for r, at in told if at > 0]
     for i, row in enumerate(wanted):

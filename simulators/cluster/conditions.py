@@ -47,13 +47,14 @@ class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Persistent slow nodes: they sleep for max(0, N(mean, sd)) seconds in every mini-batch (RLP, Section 4.1).
 
-    Stragglers are the named `nodes`, and every other node with `probability`, drawn once per seed. With `spread_seconds`
-    each straggler has its own mean, drawn once per seed from N(mean, spread).
+    Stragglers are the named `nodes`, and every other node with `probability`, drawn once per seed; at least one of the two
+    is given (a probability may be 0, for comparisons). With `spread_seconds` each straggler has its own mean, drawn once per
+    seed from N(mean, spread).
     """
 
     mean_seconds: float
     sd_seconds: float = 0.0
-    probability: float = 0.0
+    probability: float | None = None
     nodes: tuple[str, ...] = ()
     spread_seconds: float = 0.0
 
@@ -206,6 +207,7 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
     for label, value in _amounts(conditions):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"Cannot use {label} = {value}: it must be finite and not negative.")
+    _check_named(conditions)
     for episode in conditions.episodes:
         if not (episode.factor > 0 and math.isfinite(episode.factor)):
             raise ValueError(f"Cannot slow {episode.node} down by {episode.factor}: the factor must be positive and finite.")
@@ -227,6 +229,20 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
             raise ValueError(f"Cannot use replay.{role}: fitted draws have no order; leave out deal or fitted.")
     _check_buckets(conditions)
     _check_losses(conditions)
+
+
+def _check_named(conditions: Conditions) -> None:
+    """Raise ValueError for conditions that concern no node, which is never meant."""
+    slow = conditions.stragglers
+    if slow and not slow.nodes and slow.probability is None:
+        raise ValueError("Cannot use stragglers: there are none; give nodes, or a probability.")
+    for what, named_here in (
+        *(("delays", d.nodes) for d in conditions.delays),
+        *(("buckets", b.nodes) for b in conditions.buckets),
+        *(("nodes", c.nodes) for c in conditions.nodes),
+    ):
+        if not named_here:
+            raise ValueError(f"Cannot use an entry of {what} that names no nodes: give nodes, or leave it out.")
 
 
 def _check_losses(conditions: Conditions) -> None:
@@ -301,7 +317,7 @@ def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
     found = []
     if conditions.sleeps:
         found.append(("sleeps.probability", conditions.sleeps.probability))
-    if conditions.stragglers:
+    if conditions.stragglers and conditions.stragglers.probability is not None:
         found.append(("stragglers.probability", conditions.stragglers.probability))
     return found
 
@@ -351,4 +367,4 @@ def straggling(conditions: Conditions, nodes: tuple[str, ...], rng: np.random.Ge
     if conditions.stragglers is None:
         return np.zeros(len(nodes), bool)
     named = np.array([n in conditions.stragglers.nodes for n in nodes])
-    return named | (drawn < conditions.stragglers.probability)
+    return named | (drawn < (conditions.stragglers.probability or 0.0))

@@ -2,7 +2,7 @@
 
 Clouds take spot instances of one zone back at the same moment, and a fault of a rack, a switch or a power supply takes all
 that hangs on it. In recordings that ship, one event takes 2.2 nodes on average (spot instances p3, Bamboo), 1.6 (g4dn), 1.1
-(faults of 400 GPU servers, InfiniteHBD). A job that survives losses one by one need not survive the same number in company.
+(faults of 400 GPU servers, InfiniteHBD). A job that survives losses one by one need not survive the same number at once.
 """
 
 from __future__ import annotations

@@ -226,11 +226,12 @@ def cycle_costs(
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
     hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
-    # At a barrier no worker begins before the master has handled all of them, so its time adds to every cycle.
-    samples = sum(sum(row) for row in loads(nodes, setting).values())
-    step = demand.master_seconds + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
     transfer = setting.transfer_bits / 32
     pulled, pushed = _shares_of_servers(setting, effects)
+    largest = max(pushed.values()) ** demand.apply_exponent
+    # At a barrier no worker begins before the servers and the master have finished the step, so it adds to every cycle.
+    samples = sum(sum(row) for row in loads(nodes, setting).values())
+    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
@@ -240,8 +241,7 @@ def cycle_costs(
         nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
         serve_out=_serve(nodes, pulled, out),
         serve_in=_serve(nodes, pushed, into),
-        apply_seconds=demand.apply_seconds * max(pushed.values()) ** demand.apply_exponent
-        + demand.commit_seconds * len(setting.servers),
+        apply_seconds=demand.apply_seconds * largest + demand.commit_seconds * len(setting.servers),
     )
 
 
@@ -274,11 +274,6 @@ def build(
     names = tuple(name for name, _ in nodes)
     costs = cycle_costs(nodes, latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
-    tables = has_tables(workload)
-    single = each_nic_counts(setting, conditions, workload)
-    usage, capacity = (
-        _usage(nodes, setting, effects, whole=tables) if single else (np.zeros((2 * len(nodes), 0)), np.zeros(0))
-    )
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
         key=np.uint64(np.random.default_rng([seed, 0]).integers(2**63)),
@@ -290,49 +285,80 @@ def build(
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
-        pull_bytes=np.float64(costs.pull_bytes),
-        push_bytes=np.float64(costs.push_bytes),
-        nic=costs.nic,
-        # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
-        # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
-        nic_levels=costs.nic if effects.out or effects.into else np.unique(costs.nic),
-        serve_out=np.float64(costs.serve_out),
-        serve_in=np.float64(costs.serve_in),
-        usage=usage,
-        capacity=capacity,
-        **_buckets(conditions, names, effects.out),
+        **_transfers(nodes, workload, setting, conditions, costs, effects),
         control_queue=np.full(int(control_queue > 0), control_queue),
-        apply_seconds=np.float64(costs.apply_seconds),
-        blocked_until_seconds=np.float64(effects.blocked_until_seconds),
         samples=parts.samples,
         shard_start=parts.start,
         shard_length=parts.length,
-        learning_rate=np.float32(setting.learning_rate),
-        momentum=np.float32(setting.momentum),
+        **_updates(setting, names, local_steps=local_steps),
+        **_goal(target, names, setting, parts),
         evaluate_clocks=np.int32(evaluate_clocks),
-        target_loss=np.float64(target.value if target.metric == "loss" else -np.inf),
-        target_accuracy=np.float64(target.value if target.metric == "accuracy" else np.inf),
-        target_clocks=np.int32(target.value if target.metric == "clocks" and not target.by_share else 2**31 - 1),
-        target_samples=np.int64(target.value if target.metric == "samples" and not target.by_share else 2**63 - 1),
-        **_by_share(target, names, setting, parts),
-        local_steps=np.array([setting.steps_of(n) for n in names] if local_steps else [], np.int32),
-        outer_rate=np.full(int(local_steps), setting.outer_rate, np.float32),
-        outer_momentum=np.full(int(local_steps), setting.outer_momentum, np.float32),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    # Of the messages of a cycle, half are of its pull.
-    messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
-    silent = np.full(len(names), messages + latency_seconds * (1 + (effects.redirects > 0)))
-    return EngineInputs(
-        **arrays,
-        placement=_placement(
-            names, workload, setting, effects, effects.holders or setting.holders(blocks, hottest), replicates=replicates
-        )
-        if tables
-        else (),
-        copies=Copies(np.int32(setting.pull_clocks), silent) if skips_pulls else (),
-    )
+    if has_tables(workload):
+        holders = effects.holders or setting.holders(blocks, hottest)
+        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=replicates)
+    if skips_pulls:
+        # Of the messages of a cycle, half are of its pull.
+        messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
+        silent = np.full(len(names), messages + latency_seconds * (1 + (effects.redirects > 0)))
+        arrays["copies"] = Copies(np.int32(setting.pull_clocks), silent)
+    return EngineInputs(**arrays)
+
+
+def _transfers(
+    nodes: tuple[tuple[str, NodeType], ...],
+    workload: Workload,
+    setting: Setting,
+    conditions: Conditions,
+    costs: CycleCosts,
+    effects: Effects,
+) -> dict[str, Any]:
+    """What pulls and pushes move, over which links, and how long servers apply a push."""
+    usage, capacity = np.zeros((2 * len(nodes), 0)), np.zeros(0)
+    if each_nic_counts(setting, conditions, workload):
+        usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
+    return {
+        "pull_bytes": np.float64(costs.pull_bytes),
+        "push_bytes": np.float64(costs.push_bytes),
+        "nic": costs.nic,
+        # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
+        # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
+        "nic_levels": costs.nic if effects.out or effects.into else np.unique(costs.nic),
+        "serve_out": np.float64(costs.serve_out),
+        "serve_in": np.float64(costs.serve_in),
+        "usage": usage,
+        "capacity": capacity,
+        **_buckets(conditions, tuple(name for name, _ in nodes), effects.out),
+        "apply_seconds": np.float64(costs.apply_seconds),
+        "blocked_until_seconds": np.float64(effects.blocked_until_seconds),
+    }
+
+
+def _updates(setting: Setting, names: tuple[str, ...], *, local_steps: bool) -> dict[str, Any]:
+    """What optimizers are told: of the servers, or of workers and servers where workers take local steps."""
+    return {
+        "learning_rate": np.float32(setting.learning_rate),
+        "momentum": np.float32(setting.momentum),
+        "local_steps": np.array([setting.steps_of(n) for n in names] if local_steps else [], np.int32),
+        "outer_rate": np.full(int(local_steps), setting.outer_rate, np.float32),
+        "outer_momentum": np.full(int(local_steps), setting.outer_momentum, np.float32),
+    }
+
+
+def _goal(target: Target, names: tuple[str, ...], setting: Setting, parts: Shards) -> dict[str, Any]:
+    """When the job is done. What is no target has a value that is never reached."""
+    counts = {"clocks": 2**31 - 1, "samples": 2**63 - 1}
+    if target.counts and not target.by_share:
+        counts[target.metric] = int(target.value)
+    return {
+        "target_loss": np.float64(target.value if target.metric == "loss" else -np.inf),
+        "target_accuracy": np.float64(target.value if target.metric == "accuracy" else np.inf),
+        "target_clocks": np.int32(counts["clocks"]),
+        "target_samples": np.int64(counts["samples"]),
+        **_by_share(target, names, setting, parts),
+    }
 
 
 def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:

@@ -31,7 +31,6 @@ __all__ = [
     "Learned",
     "LearningProgram",
     "TrainingData",
-    "anywhere",
     "apply_push",
     "evaluate",
     "gradient_squares",
@@ -335,19 +334,8 @@ def pull(
     """
     if model.embedding is not None:
         return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
-    parameters, local = learned.parameters, inputs.local_steps.shape[0] > 0
-
-    def gradient(worker: Array) -> tuple[Array, Any]:
-        if local:
-            return _local_change(model, data, inputs, learned, worker, clocks[worker])
-        rows, count = minibatch(model, data, inputs, worker, clocks[worker])
-        differentiated = jax.value_and_grad(partial(mean_loss, model))
-        if inputs.copies:
-            own = jax.tree.map(lambda p, c: jnp.where(pulls[worker], p, _row(worker, c)), parameters, learned.copies)
-            loss, found = differentiated(own, rows, count)
-            return loss, (found, own)
-        made: tuple[Array, Any] = differentiated(parameters, rows, count)
-        return made
+    local = inputs.local_steps.shape[0] > 0
+    gradient = partial(_worker_gradient, model, data, inputs, learned, pulls, clocks)
 
     def all_at_once(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
         left, _, _ = carry
@@ -383,6 +371,30 @@ def pull(
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
     return learned._replace(gradients=gradients, pulled=pulled), loss
+
+
+def _worker_gradient(
+    model: LearningProgram,
+    data: TrainingData,
+    inputs: EngineInputs,
+    learned: Learned,
+    pulls: Any,
+    clocks: Array,
+    worker: Array,
+) -> tuple[Array, Any]:
+    """Loss and gradient of one worker's mini-batch, number `clocks[worker]`. Where workers take local steps or skip pulls,
+    the gradient is in a pair with what else is kept of the worker."""
+    if inputs.local_steps.shape[0]:
+        return _local_change(model, data, inputs, learned, worker, clocks[worker])
+    parameters = learned.parameters
+    rows, count = minibatch(model, data, inputs, worker, clocks[worker])
+    differentiated = jax.value_and_grad(partial(mean_loss, model))
+    if inputs.copies:
+        own = jax.tree.map(lambda p, c: jnp.where(pulls[worker], p, _row(worker, c)), parameters, learned.copies)
+        loss, found = differentiated(own, rows, count)
+        return loss, (found, own)
+    made: tuple[Array, Any] = differentiated(parameters, rows, count)
+    return made
 
 
 def pull_together(model: LearningProgram | None, active: ArrayLike, release: ArrayLike) -> bool:

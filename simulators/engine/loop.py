@@ -345,24 +345,10 @@ def _settle(
     """
     acted = pushed if rings is None else pushed | rings
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
-    clocks, left = clock.clocks + mine, clock.left
-    if left.shape[0]:
-        left = left - jnp.where(mine, inputs.push_work * clock.steps if clock.steps.shape[0] else inputs.push_work, 0.0)
+    clocks, left = clock.clocks + mine, _left_after(inputs, clock, mine)
     # A worker that has done its part leaves the group: others must not wait for it.
     active = with_work(inputs, left)
-    push = Push(
-        worker=worker,
-        clocks=clocks,
-        waiting=active & (clock.flight.phase == timing.WAIT),
-        active=active,
-        seconds=clock.seconds,
-        staleness=clock.version - clock.pulled[worker],
-        loss=clock.loss[worker],
-    )
-    if losses:
-        push = push._replace(loss_before=losses[0], loss_after=losses[1])
-    if rings is not None:
-        push = push._replace(timer=rings)
+    push = _push_seen(clock, worker, clocks, active, losses, rings)
     policy, decision = program.decide(clock.policy, push)
     accept = jnp.asarray(decision.accept) & ~clock.testing
     grouped = clock.grouped + (pushed & accept)
@@ -373,18 +359,6 @@ def _settle(
     pulls, kept = _pulling(inputs, clock, release)
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
-    flight = clock.flight
-    # The record is made before the cycle below begins, which overwrites when phases began.
-    row = Records(
-        clock.seconds,
-        worker,
-        _first_drawn(clock)[worker] if clock.steps.shape[0] else clock.drawn[worker] - 1,
-        *timing.spans(flight, worker),
-        push.staleness,
-        push.loss,
-        jnp.nan,
-        jnp.nan,
-    )
     done = _Pushed(
         yes=pushed,
         acted=acted if program.timers else (),
@@ -395,21 +369,14 @@ def _settle(
         release=release,
         pulls=pulls if inputs.copies else (),
         rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
-        row=jnp.stack([jnp.asarray(value, jnp.float64) for value in row]),
+        # The record is made before the cycle below begins, which overwrites when phases began.
+        row=_record(clock, push),
     )
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
     clock = clock._replace(
-        flight=timing.begin_cycles(
-            inputs,
-            flight,
-            release,
-            clock.drawn,
-            clock.seconds,
-            for_all=program.lanes,  # under `vmap`, looking up one worker per lane is slower
-            pulls=pulls if inputs.copies else None,
-        ),
         clocks=clocks,
-        **_begun(inputs, clock, release),
+        # Under `vmap`, looking up one worker per lane is slower than drawing for all.
+        **_begun(inputs, clock, release, pulls, for_all=program.lanes),
         pushes=clock.pushes + pushed,
         samples=clock.samples + jnp.where(pushed, samples, 0),
         left=left,
@@ -423,6 +390,46 @@ def _settle(
         kept=kept,
     )
     return clock, done
+
+
+def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
+    """`Clock.left` after a push of the worker in `mine` [k]."""
+    if not clock.left.shape[0]:
+        return clock.left
+    return clock.left - jnp.where(mine, inputs.push_work * clock.steps if clock.steps.shape[0] else inputs.push_work, 0.0)
+
+
+def _push_seen(
+    clock: Clock, worker: Array, clocks: Array, active: Array, losses: tuple[Array, ...], rings: Array | None
+) -> Push:
+    """What the policy sees of the push, or of its timer that has run down (`rings`)."""
+    push = Push(
+        worker=worker,
+        clocks=clocks,
+        waiting=active & (clock.flight.phase == timing.WAIT),
+        active=active,
+        seconds=clock.seconds,
+        staleness=clock.version - clock.pulled[worker],
+        loss=clock.loss[worker],
+    )
+    if losses:
+        push = push._replace(loss_before=losses[0], loss_after=losses[1])
+    return push if rings is None else push._replace(timer=rings)
+
+
+def _record(clock: Clock, push: Push) -> Array:
+    """The push's row of `Records`, [11], validation not yet filled in."""
+    row = Records(
+        clock.seconds,
+        push.worker,
+        _first_drawn(clock)[push.worker] if clock.steps.shape[0] else clock.drawn[push.worker] - 1,
+        *timing.spans(clock.flight, push.worker),
+        push.staleness,
+        push.loss,
+        jnp.nan,
+        jnp.nan,
+    )
+    return jnp.stack([jnp.asarray(value, jnp.float64) for value in row])
 
 
 def _pulling(inputs: EngineInputs, clock: Clock, release: Array) -> tuple[Array, Any]:
@@ -440,12 +447,15 @@ def _timer(clock: Clock, decision: Decision, rings: Array, acted: Array) -> Arra
     return jnp.where(acted & ~jnp.isnan(wanted), clock.seconds + wanted, old)
 
 
-def _begun(inputs: EngineInputs, clock: Clock, release: Array) -> dict[str, Array]:
-    """What the workers in `release` [k] have begun, after they begin a cycle: `Clock.drawn` and `Clock.steps`."""
+def _begun(inputs: EngineInputs, clock: Clock, release: Array, pulls: Array, *, for_all: bool) -> dict[str, Any]:
+    """What changes as the workers in `release` [k] begin a cycle, of which those in `pulls` [k] pull: `Clock.flight`,
+    `drawn` and, where they take local steps, `steps`."""
+    skipping = pulls if inputs.copies else None
+    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, for_all=for_all, pulls=skipping)
     if not clock.steps.shape[0]:
-        return {"drawn": clock.drawn + release}
+        return {"flight": flight, "drawn": clock.drawn + release}
     steps = jnp.where(release, inputs.local_steps, clock.steps)
-    return {"drawn": clock.drawn + jnp.where(release, steps, 0), "steps": steps}
+    return {"flight": flight, "drawn": clock.drawn + jnp.where(release, steps, 0), "steps": steps}
 
 
 def _first_drawn(clock: Clock) -> Array:
@@ -560,12 +570,11 @@ def _launch(
     way to draw compute times: half of what both ways take to compile."""
     clock, learned = state
     pulls, kept = _pulling(inputs, clock, release)
-    skipping = pulls if inputs.copies else None
-    flight = timing.begin_cycles(inputs, clock.flight, release, clock.drawn, clock.seconds, for_all=True, pulls=skipping)
+    begun = _begun(inputs, clock, release, pulls, for_all=True)
+    flight = begun["flight"]
     clock = clock._replace(
-        flight=flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0)),
+        **begun | {"flight": flight._replace(drawn=flight.drawn + jnp.where(release, offsets, 0.0))},
         clocks=jnp.zeros_like(clock.clocks),
-        **_begun(inputs, clock, release),
         pulled=jnp.where(pulls, clock.version, clock.pulled),
         kept=kept,
     )
@@ -573,7 +582,7 @@ def _launch(
         return State(clock, learned)
     first = _first_drawn(clock)
     learned, loss = learning.pull(
-        model, data, inputs, learned, clock.loss, release, first, lanes=False, pulls=skipping, together=together
+        model, data, inputs, learned, clock.loss, release, first, lanes=False, pulls=pulls, together=together
     )
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 

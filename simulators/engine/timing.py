@@ -58,6 +58,7 @@ class Flight(NamedTuple):
     arrivals: Array  # int32 scalar: how many transfers began
     server_free_seconds: Array  # scalar: when the apply queue will be empty
     tokens: Array  # [k] in each node's bucket; [0] where no node has one
+    late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] likewise
 
 
 def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
@@ -75,6 +76,7 @@ def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
         arrivals=cast(Any, np.int32(0)),
         server_free_seconds=cast(Any, np.float64(now)),
         tokens=tokens,
+        late_bytes=cast(Any, np.zeros(len(tokens))),
     )
 
 
@@ -120,7 +122,10 @@ def to_next_push(
         moved, ends = flight._replace(remaining=jnp.where(due, remaining, flight.remaining)), due
         if limited:
             kept = jnp.where(seconds + lasting <= now, 0.0, _filled(inputs, flight.tokens, drains, elapsed))
-            moved = moved._replace(tokens=jnp.where(due, kept, flight.tokens))
+            late = flight.late_bytes + _late_bytes(inputs, flight.tokens, drains, elapsed)
+            moved = moved._replace(
+                tokens=jnp.where(due, kept, flight.tokens), late_bytes=jnp.where(due, late, flight.late_bytes)
+            )
             ends = due & ~emptied  # nobody's phase ends when a bucket empties; the next turn computes rates anew
         flight, pushed = _next_phase(inputs, moved, worker, now, ends)
         return _Turn(jnp.where(due, now, seconds), flight, worker, pushed, ~due)
@@ -153,8 +158,12 @@ def catch_up(
     """Progress of all workers from the last event (at `seconds`) to `now`, with no event between: before inputs change."""
     rates, drains = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
     remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
-    tokens = _filled(inputs, flight.tokens, drains, now - seconds) if len(inputs.bucket_bytes) else flight.tokens
-    return flight._replace(remaining=remaining, tokens=tokens)
+    if not len(inputs.bucket_bytes):
+        return flight._replace(remaining=remaining)
+    late = flight.late_bytes + _late_bytes(inputs, flight.tokens, drains, now - seconds)
+    return flight._replace(
+        remaining=remaining, tokens=_filled(inputs, flight.tokens, drains, now - seconds), late_bytes=late
+    )
 
 
 def shifted(flight: Flight, seconds: float) -> Flight:
@@ -170,6 +179,13 @@ def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
     # A bucket without end is always full and gains nothing; its infinite refill times 0 seconds would be nan.
     gained: Any = np.where(np.isinf(inputs.bucket_refill), 0.0, inputs.bucket_refill)
     return _filled(inputs, tokens, -gained, seconds)
+
+
+def _late_bytes(inputs: EngineInputs, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
+    """What nodes whose bucket is empty send for workers in so many seconds, [k]; 0 for the others."""
+    empty = tokens <= 0
+    sent = jnp.where(empty, drains + inputs.bucket_refill - inputs.bucket_taken, 0.0)
+    return jnp.where(empty, jnp.maximum(sent, 0.0) * seconds, 0.0)
 
 
 def _filled(inputs: EngineInputs, tokens: Array, drains: Array | NDArray[np.float64], seconds: ArrayLike) -> Array:

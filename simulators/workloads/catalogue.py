@@ -37,6 +37,7 @@ __all__ = [
     "dataset",
     "learnt",
     "load_workloads",
+    "usual_values",
     "workload",
     "workloads",
 ]
@@ -238,6 +239,18 @@ def workload(
     )
 
 
+def usual_values(
+    name: str,
+    overrides: Mapping[str, Any] | None = None,
+    data: Path | str | None = None,
+    tables: Mapping[str, Any] | None = None,
+) -> tuple[int, float]:
+    """Batch size and learning rate of the named workload with `overrides`. Raises as `workload`, but reads no data."""
+    job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
+    _check_data(name, job, data)
+    return job.batch_size, job.learning_rate
+
+
 def learnt(
     name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None
 ) -> tuple[Model | None, Source | None]:
@@ -335,12 +348,17 @@ def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
 # --------------------------------------------------------------------------------------------------------------- proxies
 
 
-def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None:
+def _check_data(name: str, job: _WorkloadTable, path: Path | str | None) -> None:
+    """Raise ValueError where a workload that reads files has no path to them, or another one has."""
     reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
     if reads and path is None:
         raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
     if path is not None and not reads:
         raise ValueError(f"Cannot use the data {path} in workload {name!r}: it reads no files; leave the data path out.")
+
+
+def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None:
+    _check_data(name, job, path)
     if job.model is None or job.data is None:
         return None
     return _proxy(job.model, job.data, None if path is None else str(path.resolve()))

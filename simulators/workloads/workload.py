@@ -48,8 +48,8 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apply_seconds: float = 0.0  # for one server to apply a full push; servers that divide the model apply their shares
     apply_exponent: float = 1.0  # a server with share s of the model takes s^this of the time; below 1: uneven shares
     commit_seconds: float = 0.0  # per push and server, of a coordinator that hears from each and tells each; pushes queue
-    master_seconds: float = 0.0  # per synchronous step, where a master drives all workers
-    master_sample_seconds: float = 0.0  # the same, per sample of all workers' mini-batches: the master prepares them
+    step_seconds: float = 0.0  # for one server to end a synchronous step; servers that divide the model: their shares
+    master_sample_seconds: float = 0.0  # per synchronous step and sample of all workers: a master prepares mini-batches
     aggregate_seconds: float = 0.0  # per mini-batch, where more than one device of a machine computes
     delay_messages: float = 2.0  # messages of a mini-batch that follow each other and wait for a link's delay; 2: pull, push
     sample_bytes: float = 0.0  # size of one training sample; moves when data blocks change workers

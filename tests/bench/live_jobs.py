@@ -1,4 +1,4 @@
-"""What the live benchmarks time: a job whose workers compute nothing, and bare pyzmq with the same bytes."""
+"""What the live benchmarks time: a job whose workers compute nothing, bare pyzmq with the same bytes, plain Ray actors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
-from harness.live.transport.zeromq import KeyPair
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed, WorkerTask
 from tests.live.support.ones import ONES
@@ -125,10 +124,11 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _serve(told: Connection, place: str, floats: int, keys: KeyPair | None) -> None:
+def _serve(told: Connection, place: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
     router = zmq.Context().socket(zmq.ROUTER)
     if keys is not None:
-        router.curve_publickey, router.curve_secretkey, router.curve_server = keys.public, keys.secret, True
+        router.curve_publickey, router.curve_secretkey = keys
+        router.curve_server = True
     router.bind(place)
     told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)
@@ -137,13 +137,13 @@ def _serve(told: Connection, place: str, floats: int, keys: KeyPair | None) -> N
         router.send_multipart([caller, parameters], copy=False)
 
 
-def _work(told: Connection, places: list[str], floats: int, keys: KeyPair | None) -> None:
+def _work(told: Connection, places: list[str], floats: int, keys: tuple[bytes, bytes] | None) -> None:
     context = zmq.Context()
     dealers = [context.socket(zmq.DEALER) for _ in places]
     for dealer, place in zip(dealers, places, strict=True):
         if keys is not None:
-            dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
-            dealer.curve_serverkey = keys.public
+            dealer.curve_publickey, dealer.curve_secretkey = keys
+            dealer.curve_serverkey = keys[0]
         dealer.connect(place)
     gradient = np.zeros(floats, np.float32)
     while True:
@@ -161,7 +161,7 @@ class PingPong:
     """Workers send a model's bytes to servers and receive as many, with pyzmq alone; `encrypted` by CURVE."""
 
     def __init__(self, size: int, place: str = "tcp://127.0.0.1:*", *, encrypted: bool = False) -> None:
-        keys = KeyPair.fresh() if encrypted else None
+        keys = zmq.curve_keypair() if encrypted else None
         spawn = multiprocessing.get_context("spawn")
         self._processes: list[Any] = []
 
@@ -188,3 +188,57 @@ class PingPong:
         for process in self._processes:
             process.kill()
             process.join()
+
+
+# ------------------------------------------------------------------------------------------------------ plain Ray actors
+
+
+class _ActorServer:
+    """One server's part of the model, as in Ray's own example of a parameter server."""
+
+    def __init__(self, floats: int) -> None:
+        self._parameters = np.zeros(floats, np.float32)
+
+    def push(self, gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._parameters -= gradient
+        return self._parameters
+
+    def parameters(self) -> NDArray[np.float32]:
+        return self._parameters
+
+
+class _ActorWorker:
+    def __init__(self, servers: list[Any], floats: int) -> None:
+        self._servers, self._gradient = servers, -np.ones(floats, np.float32)
+
+    def work(self, iterations: int) -> float:
+        import ray
+
+        began = time.perf_counter()
+        for _ in range(iterations):
+            ray.get([server.push.remote(self._gradient) for server in self._servers])
+        return (time.perf_counter() - began) / iterations
+
+
+class RayActors:
+    """A parameter server of plain Ray actors with the same model: asynchronous pushes, no log, no copies, no recovery."""
+
+    def __init__(self, size: int) -> None:
+        import ray  # here, because its settings must be made before
+
+        self._ray, part, actor = ray, size // SERVERS, ray.remote(num_cpus=0)
+        self._servers = [actor(_ActorServer).remote(part) for _ in range(SERVERS)]
+        self._workers = [actor(_ActorWorker).remote(self._servers, part) for _ in range(WORKERS)]
+        self.pushes = 0
+
+    def iteration_seconds(self, iterations: int) -> float:
+        """Seconds of a worker's cycle, mean over so many cycles of each worker."""
+        self.pushes += iterations * WORKERS
+        return float(np.mean(self._ray.get([worker.work.remote(iterations) for worker in self._workers])))
+
+    def model(self) -> NDArray[np.float32]:
+        return np.concatenate(self._ray.get([server.parameters.remote() for server in self._servers]))
+
+    def close(self) -> None:
+        for one in (*self._workers, *self._servers):
+            self._ray.kill(one)

@@ -79,6 +79,8 @@ REACHES = {
     "live tcp 1000000": Reach("live cycle, TCP / bare pyzmq, TCP: 1,000,000 parameters", 1.6),
     "live ray 10000": Reach("live cycle, Ray calls / pyzmq, TCP: 10,000 parameters", 1.0, at_least=True),
     "live ray 1000000": Reach("live cycle, Ray calls / pyzmq, TCP: 1,000,000 parameters", 1.0, at_least=True),
+    "live actors 10000": Reach("live cycle / plain Ray actors: 10,000 parameters", 1.0),
+    "live actors 1000000": Reach("live cycle / plain Ray actors: 1,000,000 parameters", 1.0),
     "stall migrate": Reach("stall of checkpoint / migrate", 4.0, at_least=True),
     "stall relocate": Reach("stall of checkpoint / relocate", 4.0, at_least=True),
     "clocks migrate": Reach("clocks without a push, migrate, the worst", 1.0, "clocks"),

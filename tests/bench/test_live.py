@@ -1,5 +1,5 @@
 """The speed of the live data path: a job of two workers and two servers without compute, compared with bare pyzmq that sends
-the same bytes back and forth, and with itself on other transports. All within one run, in turn.
+the same bytes back and forth, with plain Ray actors, and with itself on other transports. All within one run, in turn.
 
     pytest tests/bench/test_live.py -m benchmark --benchmark-enable -n 0
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.live_jobs import PingPong, live_job
+from tests.bench.live_jobs import PingPong, RayActors, live_job
 from tests.bench.rounds import judge
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -81,3 +81,14 @@ def test_ray_calls_against_sockets(benchmark: Any, offers: Any, size: int, itera
         finally:
             assert_every_push_counted(job)
             assert_every_push_counted(sockets)
+
+
+@pytest.mark.parametrize(("size", "iterations"), [(10_000, 100), (1_000_000, 20)])
+def test_a_job_against_plain_ray_actors(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
+    """A parameter server that is written in an hour: it survives no loss, and counts a push before anybody else has it."""
+    with live_job(offers, size) as job, closing(RayActors(size)) as actors:
+        try:
+            by_turns(benchmark, f"live actors {size}", job, actors, iterations)
+        finally:
+            assert_every_push_counted(job)
+            assert_every_push_counted(actors)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
+import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import matplotlib.figure
+import numpy as np
 import pytest
 
 import harness
@@ -52,6 +56,10 @@ def test_all_names_the_interface() -> None:
     assert all(callable(getattr(harness, name)) for name in harness.__all__ if not name.startswith("_"))
     with pytest.raises(AttributeError, match=r"has no attribute 'comparre'; it has .*compare"):
         _ = harness.comparre  # type: ignore[attr-defined]
+
+
+def test_editors_see_the_arguments_of_a_scenario() -> None:
+    assert {"base", "free", "conditions", "seeds"} <= set(inspect.signature(harness.scenario).parameters)
 
 
 # ---------------------------------------------------------------------------------------------------------- compare
@@ -100,6 +108,35 @@ def test_no_folder_is_left(tiny: Path) -> None:
     del result
     gc.collect()
     assert not folder.exists()
+
+
+def test_a_comparison_that_fails_leaves_no_folder(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="0 seeds"):
+        harness.compare(tiny, "fixed", seeds=0)
+    assert not list(tmp_path.glob("harness-*"))
+
+
+def test_a_pickled_result_is_whole_without_the_first_one(tiny: Path) -> None:
+    result = harness.compare(tiny, ["fixed", smaller], seeds=1, jobs=1)
+    said, folder, pickled = str(result), result.folder, pickle.dumps(result)
+    del result
+    gc.collect()
+    again = pickle.loads(pickled)  # noqa: S301 (our own)
+    assert again.folder != folder
+    assert str(again) == said
+    assert isinstance(again.plot.gantt("smaller"), matplotlib.figure.Figure)
+    kept = again.folder
+    del again
+    gc.collect()
+    assert not kept.exists()
+
+
+def test_a_pattern_means_all_scenarios_that_match(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"No scenario matches 'cruize-\*'"):
+        harness.compare("cruize-*", "fixed")
+    with pytest.raises(ValueError, match="scenario 'digits' with itself"):
+        harness.compare(["digits", "digits*"], "fixed", out=tmp_path / "out")
 
 
 def test_scenarios_are_objects_too(tiny: Path) -> None:
@@ -164,10 +201,34 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tiny: Path, tmp
         ("cruize", r"No tuner 'cruize'\. Did you mean 'cruise'"),
         ("cruise[gain=lots]", r"Cannot use gain=lots .*give a number, at least 0"),
         ([], r"Cannot compare nothing"),
+        (7, r"Cannot use 7 as a tuner"),
+        (None, r"Cannot use None as a tuner"),
+        ("fixed,asp", r"Cannot use 'fixed,asp' as a tuner: several are a list, \['fixed', 'asp'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             harness.compare(tiny, tuners, out=tmp_path / "out")  # type: ignore[arg-type]
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": "3"}, r"Cannot use seeds='3': give a whole number"),
+        ({"seeds": 2.5}, r"Cannot use seeds=2\.5: give a whole number"),
+        ({"seeds": [0, 1]}, r"Cannot use seeds=\[0, 1\]: give a whole number"),
+        ({"jobs": "2"}, r"Cannot use jobs='2': give a whole number"),
+        ({"scenarios": 5}, r"Cannot use 5 as a scenario: give a name, a file, or what harness\.scenario"),
+        ({"scenarios": None}, r"Cannot use None as a scenario"),
+        ({"scenarios": ["digits", 5]}, r"Cannot use 5 as a scenario"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        harness.compare(**arguments)  # type: ignore[arg-type]
+
+
+def test_seeds_may_be_a_number_of_numpy(tiny: Path) -> None:
+    assert harness.compare(tiny, "fixed", seeds=np.int64(2), jobs=1).scores.height == 2  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------- play, deploy
@@ -188,6 +249,27 @@ def test_a_run_is_played_in_this_process(tiny: Path) -> None:
     assert played.settings.height == 2
     again = asdict(harness.play(tiny, smaller, seed=3).score)
     assert repr(asdict(played.score)) == repr(again | {"tuner": "mine"})  # as text: nan is not equal to itself
+
+
+def test_a_played_run_is_shown_in_one_line(tiny: Path) -> None:
+    assert re.fullmatch(
+        r"smaller on tiny, seed 0: target after \d+\.\d s\. 60 pushes, 1 change, overhead 0\.0 s\.",
+        repr(harness.play(tiny, smaller)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": -1}, r"Cannot use seed=-1: give a whole number, 0 or more"),
+        ({"seed": "a"}, r"Cannot use seed='a': give a whole number"),
+        ({"tuner": "best_fixed"}, r"Cannot play 'best_fixed' alone: it is the best of many runs"),
+        ({"scenario": 5}, r"Cannot use 5 as a scenario"),
+    ],
+)
+def test_a_run_that_cannot_be_played_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        harness.play(**{"scenario": "digits", **arguments})  # type: ignore[arg-type]
 
 
 def test_a_played_tuner_that_fails_has_its_traceback(tiny: Path) -> None:

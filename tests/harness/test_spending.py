@@ -167,3 +167,18 @@ def test_a_run_costs_the_same_however_it_is_divided_into_windows(lengths: list[f
     assert spending(parts.job, parts.exchanges).machine_seconds == pytest.approx(
         spending(one.job, one.exchanges).machine_seconds, rel=1e-12
     )
+
+
+def test_a_request_that_names_a_lost_machine_does_not_pay_for_it_when_it_is_back() -> None:
+    """Roles are held, so that the job goes on without n1, whatever a setting that was made before the loss names."""
+    held = replace(toys()["one knob"](0).job, budget_seconds=100.0, prices=PRICES)
+    left = replace(held.start, workers=("n0", "n2"))
+    faster = {"learning_rate": 0.5}
+    found = spent(
+        (10.0, Run(seconds=10), window(0, 10, left, events=[(5.0, "n1", "failed")])),
+        (10.0, Reconfigure(replace(held.start, **faster), wait=False), Cost(seconds=0.0, stall_seconds=0.0)),  # type: ignore[arg-type]
+        (20.0, Run(seconds=10), window(10, 20, replace(left, **faster), events=[(15.0, "n1", "joined")])),  # type: ignore[arg-type]
+        (30.0, Run(seconds=10), window(20, 30, replace(left, **faster))),  # type: ignore[arg-type]
+        job=held,
+    )
+    assert found.machine_seconds == 4 * 30.0 + 5.0

@@ -139,6 +139,24 @@ def _rest(results):
     return results.evaluations, results.settings, results.host
 
 
+def test_fixed_is_not_compared_with_itself_and_idle_tuners_are_left_out():
+    results = played({"fixed": 50, "x": 100})
+    idle = results.scores.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle"))
+    found = arenas_of(Results(results.manifest, pl.concat([results.scores, idle]), *_rest(results)), NAMES)
+    assert str(answer(found)).startswith("Keep fixed: no tuner is faster over 12 arenas; it is first in 100% of them.")
+    assert "Left out: idle (its runs are those of fixed)." in sentences(found)
+
+
+def test_arenas_in_which_nobody_reached_the_target_are_named():
+    results = played({"fixed": 100, "x": 50})
+    lost = pl.col("scenario") == NAMES[3]
+    scores = results.scores.with_columns(
+        reached=pl.col("reached") & ~lost, status=pl.when(lost).then(pl.lit("budget")).otherwise(pl.col("status"))
+    )
+    said = sentences(arenas_of(Results(results.manifest, scores, *_rest(results)), NAMES))
+    assert f"In {NAMES[3]} no run reached the target; all tuners count the budget there, and are equal." in said
+
+
 def test_tuners_with_nothing_to_tune_are_named_with_the_reason():
     results = played({"fixed": 100, "x": 50})
     rows = [score_row(n, "asp", 0, 1.0, status=NOT_APPLICABLE, reason="The policy is held.") for n in NAMES]

@@ -147,7 +147,9 @@ def test_censored_and_failed_runs_are_drawn_as_such():
 @pytest.mark.parametrize("times", [{"lone": [3.0]}, {"fixed": [3.0], "x": [math.inf]}, {"x": [math.nan]}])
 def test_one_seed_and_one_tuner_are_drawn(times):
     found = from_times(times)
-    ET.fromstring(completion_times(summary(found), found.scores, "a").svg)  # noqa: S314 - our own text
+    svg = completion_times(summary(found), found.scores, "a").svg
+    assert ET.fromstring(svg).tag.endswith("svg")  # noqa: S314 - our own text
+    assert all(f">{tuner}<" in svg for tuner in times)
 
 
 def test_without_evaluations_there_are_no_curves(results):

@@ -184,6 +184,14 @@ def test_a_tuner_with_nothing_to_tune_is_named_with_its_reason():
     assert "Not applicable, and not run: asp. The policy is held." in text
 
 
+def test_where_nobody_has_anything_to_tune_the_page_says_so():
+    rows = [score_row("digits", "asp", 0, 1.0, status=NOT_APPLICABLE, reason="The policy is held.")]
+    text = page.pages(replace(from_times({}), not_applicable=pl.DataFrame(rows, schema=SCORES)), {})["report.html"]
+    assert "<h1>No tuner has anything to tune here</h1>" in text
+    assert "not applicable, and not run: asp (The policy is held)" in text
+    assert "No run is in this folder" not in text
+
+
 def test_what_comes_from_files_is_escaped():
     rows = [score_row("s" + NASTY, "x" + NASTY, i, 600.0, status="error", reason=NASTY) for i in range(2)]
     rows += [score_row("s" + NASTY, t, i, 9.0 + i) for i in range(2) for t in ("fixed", "y")]

@@ -197,7 +197,7 @@ def test_few_seeds_say_what_their_intervals_are_worth():
     assert "95 %" not in text
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
 def test_a_table_fits_the_terminal_and_loses_nothing(width, plausible):
     text = shown(plausible, width)
     assert max(map(len, text.splitlines())) <= width

@@ -161,7 +161,8 @@ class Oracle:
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
         if setting.policy == "bsp":
-            self.overhead += d.master_seconds + d.master_sample_seconds * setting.batch_size * len(setting.workers)
+            largest = max(self.share.values()) ** d.apply_exponent
+            self.overhead += d.step_seconds * largest + d.master_sample_seconds * setting.batch_size * len(setting.workers)
         self.mean = {w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self._speed(w) for w in setting.workers}
         self.lazy = self._sleepers(seed)
         self.workers = {w: Worker() for w in self.names if w in setting.workers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from traces import parts
 from traces.convert import to_csv, to_few_parts
 from traces.parts import Origin, TraceWriter, check_trace, manifest, origin, scan
 from traces.plausible import TraceError
@@ -81,6 +83,37 @@ def test_an_existing_folder_is_not_overwritten(tmp_path):
     writer = TraceWriter(tmp_path / "u", ORIGIN)
     with pytest.raises(ValueError, match="Cannot add column 'colour' to runs"):
         writer.add("runs", pl.DataFrame({"run": ["r"], "colour": ["red"]}))
+
+
+class FullDisk:
+    """`write_bytes` on a disk that is full at some calls."""
+
+    def __init__(self, monkeypatch, *calls):
+        self.calls, self.count, self.write = calls, 0, parts.write_bytes
+        monkeypatch.setattr(parts, "write_bytes", self)
+
+    def __call__(self, path, data):
+        self.count += 1
+        if self.count in self.calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.write(path, data)
+
+
+def test_rows_wait_while_the_disk_is_full(tmp_path, monkeypatch):
+    """Also where it is full after the first of two tables: no row is written twice, and all are in order."""
+    FullDisk(monkeypatch, 2, 3)
+    with TraceWriter(tmp_path / "t", ORIGIN, part_rows=4, waits=True) as writer:
+        writer.add("runs", pl.DataFrame({"run": ["r"], "seconds": [20.0]}))
+        for one in iterations(20).iter_slices(3):
+            writer.add("iterations", one)
+    assert check_trace(tmp_path / "t") == {"runs": 1, "iterations": 20}
+    assert scan(tmp_path / "t", "iterations").collect().select(iterations().columns).equals(iterations(20))
+
+
+def test_a_full_disk_is_an_error_where_nobody_waits_for_room(tmp_path, monkeypatch):
+    FullDisk(monkeypatch, 1)
+    with pytest.raises(OSError, match="No space left"):
+        trace(tmp_path / "t")
 
 
 def test_what_was_recorded_before_a_crash_can_be_read(tmp_path):

@@ -71,7 +71,7 @@ def test_the_oracle_is_no_contestant():
     ("name", "reason"),
     [
         ("cruize", r"No tuner 'cruize'. Did you mean 'cruise'\? `harness list tuners` has all"),
-        ("zzz", "No tuner 'zzz'. Choose from"),
+        ("zzz", r"No tuner 'zzz'\. `harness list tuners` has all\. One of your own is package\.module:factory"),
         ("tuners.nowhere:x", "Cannot import tuner 'tuners.nowhere:x'"),
         ("tuners.baselines.fixed:fxed", "has no 'fxed'. Did you mean 'fixed'"),
         ("tuners.baselines.fixed:__doc__", "it is no function"),

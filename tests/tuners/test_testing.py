@@ -188,6 +188,22 @@ def test_each_slip_is_found(factory, complaint):
         check_tuner(factory, systems=PLAIN)
 
 
+def test_all_kinds_of_slips_are_found_at_once_each_named_once():
+    def sloppy(job):
+        """Differs between runs, draws global numbers in one of them, and does not survive a refusal."""
+        yield from Run(clocks=5 + next(CALLS))
+        yield from Reconfigure(job.space.setting({"learning_rate": 0.1}))
+
+    with pytest.raises(AssertionError) as caught:
+        check_tuner(sloppy, systems={"a": PLAIN["one knob"], "b": PLAIN["one knob"]})
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("1. sloppy on 'a' asks differently in a second run of the same seed")
+    assert any("when its log is replayed" in line for line in lines)
+    assert any("does not survive a refusal" in line for line in lines)
+    assert len({line.split(". ", 1)[1].replace("'b'", "'a'") for line in lines}) == len(lines)
+    assert all("times more" in line for line in lines)
+
+
 def test_a_tuner_that_peeks_at_the_system_does_not_replay():
     kept = []
 

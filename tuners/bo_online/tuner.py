@@ -332,9 +332,9 @@ class JobHistory:
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
         values, nodes = self.encoding.values(row), tuple(n for n in self.job.nodes if n.name in self.available)
-        space = self.encoding.space.among(nodes, self.setting)
+        names = self.encoding.space.among(nodes, self.setting).names
         try:
-            setting = space.setting({name: values[name] for name in space.names})
+            setting = self.job.space.among(nodes, self.setting).setting({name: values[name] for name in names})
             self.job.space.check(setting, self.setting)
         except (Rejected, ValueError):
             return None

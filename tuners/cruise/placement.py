@@ -39,7 +39,7 @@ Where we differ or had to choose:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import ceil
 from typing import Literal, NamedTuple, TypeAlias
@@ -98,6 +98,11 @@ class Problem:
     model_bytes: float  # M, of one pull
     server_term: ServerTerm = "sum"
     overlap: bool = False  # servers serve some workers while others compute; "queue" always means that
+    whole_batch: int = 0  # samples that the mini-batches of all workers have together, where that is held; else 0
+
+    def of_workers(self, count: int) -> Problem:
+        """The problem of splits with so many workers: they share the whole batch, if there is one."""
+        return replace(self, batch_size=self.whole_batch / count, whole_batch=0) if self.whole_batch else self
 
     @property
     def machines(self) -> int:
@@ -181,6 +186,7 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
     """
     if not placement.workers or not placement.servers:
         return np.inf
+    problem = problem.of_workers(len(placement.workers))
     data, kind = np.array(placement.data), problem.kind_of()
     batches = data / problem.batch_size
     if round_up:
@@ -218,6 +224,10 @@ def best_split(problem: Problem) -> Split | None:
 
 def splits(problem: Problem) -> Iterator[Split]:
     """For every number of workers per kind the best data and model shares, from the fastest to the slowest."""
+    if problem.whole_batch:
+        each = (s for n in range(1, problem.machines) for s in splits(problem.of_workers(n)) if sum(s.workers) == n)
+        yield from sorted(each, key=lambda split: split.seconds)
+        return
     found = _relaxed(problem)
     seconds = problem.samples / problem.batch_size / found.rate
     for row in np.argsort(seconds, kind="stable"):

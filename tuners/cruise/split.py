@@ -1,8 +1,9 @@
 """The best split for a job: the cost model of Cruise (Lee et al., ICDCS 2019, Section III), applied to measurements.
 
 Machines of one type get equal shares, and Eq. 5 finds the best number of workers in O(N). Machines of several types get the
-optimum of Fig. 3 (`tuners.cruise.placement`, or `tuners.cruise.milp`). A split becomes a setting with as few changes of role
-as possible: workers stay workers first, idle machines become workers next, and servers, which hold the model, last.
+optimum of Fig. 3 (`tuners.cruise.placement`, or `tuners.cruise.milp`). Where loads divide one batch of all workers, that is
+divided in place of the data; this is not in the paper. A split becomes a setting with as few changes of role as possible:
+workers stay workers first, idle machines become workers next, and servers, which hold the model, last.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tuners.cruise.placement import (
     splits,
 )
 from tuners.cruise.queueing import pulls_in_queue
-from tuners.settings import Node
+from tuners.settings import Node, share_batch
 
 __all__ = ["TIE", "CostModel", "Roles", "Solver", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
 
@@ -53,6 +54,7 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
     """
     if workers < 1 or servers < 1:
         return np.inf
+    problem = problem.of_workers(workers)
     (kind,) = problem.kinds
     data = problem.samples / workers
     pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
@@ -142,14 +144,19 @@ class CostModel:
             return roles(setting) not in refused and self.job.space.admits(setting)
 
         if len(problem.kinds) == 1:
-            even = {w: s for w in range(1, len(names)) if admitted(s := _even_split(current, w, names))}
+            splits_of = ((w, share_batch(self.job.space, _even_split(current, w, names))) for w in range(1, len(names)))
+            even = {w: s for w, s in splits_of if admitted(s)}
             w = best_worker_count(problem, even, round_up=self.round_up)
             if w is not None:
                 yield even[w], epoch_seconds(w, len(names) - w, problem, round_up=self.round_up)
             return
         for placement in _placements(problem, self.solver, self.round_up):
             seconds = placement_seconds(problem, placement, round_up=self.round_up)
+            data = {names[i]: d for i, d in zip(placement.workers, placement.data, strict=True)}
             for setting in _settings(current, names, placement):
+                if self.job.space.whole_batch:
+                    # The batch is what is divided, and every worker computes its part in every round.
+                    setting = replace(share_batch(self.job.space, setting, data), data_shares=())
                 if admitted(setting):
                     yield setting, seconds
 
@@ -164,6 +171,7 @@ class CostModel:
             # Where all workers wait for each other, all pull at once: there is nothing that a queue would say better.
             server_term="own" if self.server_term == "queue" and _all_wait(current) else self.server_term,
             overlap=self.overlap and not _all_wait(current),
+            whole_batch=self.job.space.whole_batch,
         )
 
     def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
@@ -253,6 +261,8 @@ def _placed(setting: Setting, problem: Problem, found: list[MachineGroup]) -> Pl
     """`setting` as a placement on the machines of `found`."""
     number = {n: i for i, n in enumerate(n for g in found for n in g.nodes)}
     data, model = setting.shares()
+    if problem.whole_batch and setting.loads:
+        data = tuple(sum(row) / problem.whole_batch for row in setting.loads)
     return Placement(
         tuple(number[w] for w in setting.workers),
         tuple(number[s] for s in setting.servers),

@@ -58,7 +58,8 @@ def _roles_are_held(job: Job, blocks: bool = False) -> str:
     if blocks:
         return "" if job.blocks and job.space.frees("block") else "No blocks of embedding tables are free here."
     free = job.space.frees("worker_count") or job.space.frees("role")
-    return "" if free else "Neither the number of workers nor the roles of machines are free here."
+    hint = " (`cruise[blocks=true]` places the blocks of embedding tables, which are)" if job.space.frees("block") else ""
+    return "" if free else f"Neither the number of workers nor the roles of machines are free here{hint}."
 
 
 @nothing_to_tune_if(_roles_are_held)

@@ -1,7 +1,8 @@
 """Hold and cool: the longest part of a job under `tuners.joint`, from the heat that was found to the target.
 
-The heat is held while the level drifts down. It is doubled where the seconds that this would save are worth a trial, halved
-where the level rises, and cooled for some windows where noise is all that separates the level from the goal.
+The heat is held while the level drifts down. It is raised in small steps while the level falls by more than it varies,
+doubled where the seconds that this would save are worth a trial, halved where the level rises, and cooled for some windows
+where noise is all that separates the level from the goal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tuners.joint.learning_model import (
     is_unlearned,
     noisy,
     over_fitted,
+    roughness,
     seconds_left,
     spread,
     stopped,
@@ -37,8 +39,11 @@ _QUIET_SHARE = 0.05  # of what was learned: noise that is small
 _CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
+_SMALL_STEP = 1.25  # factor of the heat, upwards, without a trial
+_LEARNED = 0.3  # nats below the blank model from which on small steps are made
+_BELOW = 0.6  # of a heat that was too hot: where small steps end
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
-_COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least
+_COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _HURT_SHARE = 0.1  # of what was learned: a rise that is no harm where noise is small, because heat adds some
 _SETTLED_NATS = 0.03  # a lower level is progress
@@ -84,6 +89,7 @@ class Holding:
         self._steady_since = 0  # length of the course when the heat was last changed
         self._steady = self.held
         self.hurting = math.inf  # the coolest heat that has made the model clearly worse
+        self._ceiling = math.inf  # the coolest heat that was too hot, too noisy, or whose trial has failed
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
@@ -100,6 +106,7 @@ class Holding:
                 yield from self._step_back()
             else:
                 yield from self._keep()
+                yield from self._step_up()
                 if len(self.levels) >= _LEAST:
                     yield from self._decide()
         yield from self._training.drop(self._kept)
@@ -152,9 +159,29 @@ class Holding:
 
     # ----------------------------------------------------------------------------------------------------- what is done
 
+    def _step_up(self) -> Steps[None]:
+        """A little hotter where the level is lower than ever, by more than it varies.
+
+        A model follows small steps: its curvature adapts. Twice the heat throws it off for some windows, so a trial of that
+        may fail far below the hottest that serves.
+        """
+        heat, course = self._heat, self._course
+        if heat.steps or self._settling or len(course) < _LEAST:
+            return
+        fallen, learned = min(course[:-1]) - course[-1], self._training.gauge.blank_level - course[-1]
+        if learned < _LEARNED or fallen < max(roughness(course), _SETTLED_NATS):
+            return
+        before, hotter = self.held, heat.scaled(self.held, _SMALL_STEP)
+        if not heat.of(before) < heat.of(hotter) <= _BELOW * self._ceiling:
+            return
+        why = f"{self._words(before)} -> {self._words(hotter)}: the level is {fallen:.2f} lower than ever"
+        yield from self._training.change(hotter, why)
+        self.held = self.top = self._training.setting
+
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
         training, before = self._training, self.held
+        self._ceiling = min(self._ceiling, self._heat.of(before))
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
         self.held = self._heat.scaled(self.held, 0.5)
@@ -197,15 +224,22 @@ class Holding:
             self.low = training.level
             self._begin_anew(settling=self._settling)
         elif hidden and level - self._noise > goal and self._parts.schedules:
+            self._ceiling = min(self._ceiling, heat.of(self.held))
             before, self.held = self.held, heat.scaled(self.held, 0.5)
             why = f"{self._words(before)} -> {self._words(self.held)}: noise hides all drift at level {level:.2f}"
             yield from training.change(self.held, why)
             self.low = level
             self._begin_anew(settling=self._settling)
-        elif self._parts.schedules:
+        elif self._parts.schedules and (stop or hidden or not self._arrives_soon(goal)):
             seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
             why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
             yield from self._cool(level, goal, why, stop=stop, hidden=hidden)
+
+    def _arrives_soon(self, goal: float) -> bool:
+        """Whether the drift reaches `goal` without cooling, in about as many windows as that takes."""
+        window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
+        left = seconds_left(self.times, self.levels, goal, self._training.job.budget_seconds)
+        return left.mean < _COOLING_WINDOWS * window_seconds
 
     def try_hotter(self, level: float, goal: float) -> Steps[None]:
         """Train under a hotter setting for some windows, if that is worth it: a rate needs time to relax."""
@@ -264,11 +298,14 @@ class Holding:
                 self.low = training.level
                 yield from self._renew()
         else:
+            self._ceiling = min(self._ceiling, heat.of(hotter))
             if not whole or found > level + 1.5 * hurt:
                 self.hurting = min(self.hurting, heat.of(hotter))
             why = f"{self._words(hotter)} -> {self._words(self.held)}: the trial has failed, "
             why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
-            if before is not None:
+            if before is not None and not heat.steps and (yield from training.recovers(self.held, level, why)):
+                yield from training.drop(before)
+            elif before is not None:
                 yield from training.drop((yield from training.return_to(before, self.held, why)))
             else:
                 yield from training.change(self.held, why)
@@ -278,6 +315,8 @@ class Holding:
     def _chance(self, hotter: Setting) -> float:
         """That `hotter` serves, as far as is known."""
         heat, again = self._heat, _CHANCE_AGAIN**self._failed_trials
+        if heat.of(hotter) > 0.99 * self._ceiling:
+            again *= _CHANCE_AGAIN
         if heat.expected is None:
             return _CHANCE * again
         if self._is_quiet():
@@ -300,6 +339,7 @@ class Holding:
         self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
         self._steady, self._steady_since = self.held, len(self._course)
         if hidden and shed > HELPED_NATS:
+            self._ceiling = min(self._ceiling, heat.of(self.held))
             self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.

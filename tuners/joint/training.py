@@ -29,7 +29,7 @@ from tuners.actions import (
     Tuner,
     Window,
 )
-from tuners.joint.learning_model import Gauge
+from tuners.joint.learning_model import HELPED_NATS, Gauge
 from tuners.joint.system_model import SystemModel
 
 __all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
@@ -43,6 +43,7 @@ _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
+_RECOVERY = 3  # windows in which a model that was trained too hot is as good as before, or is given up
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
@@ -97,6 +98,8 @@ class Training:
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
+        # The lowest of the same, and the lowest level of all validations.
+        self.lowest_loss = self.lowest_level = math.inf
         self._placed_seconds = 0.0  # when the system was last changed
         self._unfinished = set[str]()  # workers whose cycle had begun when the number of local steps was changed
         self._pushes = 0  # of the branch, since the job began
@@ -120,8 +123,8 @@ class Training:
             self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
-            halves = np.array_split(window.pushes.loss, 2)
-            self.highest_loss = max(self.highest_loss, *(float(np.mean(h)) for h in halves if len(h)))
+            halves = [float(np.mean(h)) for h in np.array_split(window.pushes.loss, 2) if len(h)]
+            self.highest_loss, self.lowest_loss = max(self.highest_loss, *halves), min(self.lowest_loss, *halves)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         # Pushes before the first event still tell what they take under the setting that was in force by then.
         changed = window.setting is not None and window.setting != self._named
@@ -139,6 +142,7 @@ class Training:
         self.newest = window
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
+            self.lowest_level = min(self.lowest_level, self.gauge.level(found.loss, found.accuracy))
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
         if window.evaluations and window.evaluations[-1].clocks == self._pushes:
             newest = window.evaluations[len(window.evaluations) // 2 :]
@@ -198,6 +202,21 @@ class Training:
         doubt = math.hypot(noise, single / math.sqrt(self.gauge.untrained_batches))
         level = math.log(mean / self.gauge.untrained)
         return Glance(level, noise, doubt, validated, self.gauge.has_learned(level + 2 * noise, validated))
+
+    def recovers(self, setting: Setting, level: float, why: str) -> Steps[bool]:
+        """Whether the present model, which was trained too hot, is soon as good as `level` under `setting`.
+
+        What hot windows have learned is hidden by their noise. And where they have thrown the model off, it often comes down
+        somewhere flatter, from where it learns faster than a snapshot of the time before.
+        """
+        if self.diverged or not (yield from self.change(setting, why)):
+            return False
+        nothing = self.gauge.blank_level - HELPED_NATS
+        for _ in range(_RECOVERY):
+            yield from self.window()
+            if self.diverged or self.level <= level or self.level > nothing:
+                break
+        return not self.diverged and self.level <= min(level, nothing)
 
     def _least_clocks(self) -> int:
         steps = self.setting.local_steps
@@ -294,6 +313,7 @@ class Training:
         self.branch, self.setting, self._named = kept.branch, kept.setting, kept.named
         self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
+        self.lowest_loss = self.lowest_level = math.inf
         with suppress(Rejected):
             yield from Free(lost)
         again = yield from self.snapshot()

@@ -25,10 +25,11 @@ made only where it is expected to save more than it costs. In the order in which
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
    Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
    gradients are computed at once.
-5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
-   where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
-   measured noise is all that separates the level from the goal, or when the drift has stopped. Return to a snapshot when
-   half of what was learned is lost or the job has diverged, to an early one when it has over-fitted.
+5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down. Raise it in
+   small steps while the level falls by more than it varies, and double it where the seconds that this would save are worth
+   the trial. Halve it where noise hides all drift. Cool by halves when the measured noise is all that separates the level
+   from the goal and the drift would take longer, or when the drift has stopped. Return to a snapshot when half of what was
+   learned is lost or the job has diverged, to an early one when it has over-fitted.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
 
@@ -83,6 +84,7 @@ _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
+_LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
@@ -538,6 +540,14 @@ class JointCourse:
             if found is not None:
                 yield from training.drop(kept)
                 setting, kept = found
+        # A model that had hardly learned anything is soon as good again although it is ruined.
+        learned = self.gauge.blank_level - training.lowest_level
+        if kept is not None and not heat.steps and learned > _LEARNED and training.setting != kept.setting:
+            now, as_good = heat.words(training.setting), training.lowest_level
+            why = f"{now} -> {heat.words(setting)}: the best so far; may the job go on from the present model?"
+            if (yield from training.recovers(setting, as_good, why)):
+                yield from training.drop(kept)
+                return
         why = f"{heat.words(setting)} is the best so far, and the job goes on from its model"
         if kept is not None:
             kept = yield from training.return_to(kept, setting, why)
@@ -546,11 +556,21 @@ class JointCourse:
         yield from training.drop(kept)
 
     def _hurts(self, seen: Glance) -> bool:
-        """Whether the present heat makes the model worse than the untrained one, or has thrown it far off for good."""
+        """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has
+        undone half of what an earlier window, before machines were chosen or where all waited, had learned."""
         doubt = 3 * seen.doubt  # the untrained loss may have been told by two mini-batches
         thrown_off = math.log(self.training.highest_loss / self.gauge.untrained) > max(math.log(_THROWN_OFF), doubt)
         worse = seen.level > max(_HURT, doubt)
-        return self.training.diverged or ((worse or thrown_off) and seen.validated > 0 and not seen.helps)
+        if self.training.diverged or self._is_undone(seen):
+            return True
+        return (worse or thrown_off) and seen.validated > 0 and not seen.helps
+
+    def _is_undone(self, seen: Glance) -> bool:
+        """Whether half of what mini-batches had told to be learned is gone, and of what validations had told, if any."""
+        learned = -math.log(max(self.training.lowest_loss, 1e-9) / self.gauge.untrained)
+        validated = self.training.lowest_level - self.gauge.untrained_level
+        half = seen.validated > 0.5 * validated or math.isinf(seen.validated)
+        return learned > _HURT and seen.level - seen.noise > -0.5 * learned and half
 
     def _cooler(self, heat: Heat) -> Steps[Glance | None]:
         """Train a little at a tenth of the heat, from the untrained model if it was kept; None where it cannot be lower."""

@@ -48,10 +48,11 @@ class Course(NamedTuple):
 
 
 def epoch_clocks(job: Job, setting: Setting) -> int:
-    """Pushes in one pass over the training data."""
+    """Pushes in one pass over the training data; a push has the samples of all its local steps."""
     rows = setting.loads
     samples = sum(map(sum, rows)) / len(rows) if rows else setting.batch_size
-    return max(1, math.ceil(job.epoch_samples / samples))
+    steps = sum(map(setting.steps_of, setting.workers)) / len(setting.workers)
+    return max(1, math.ceil(job.epoch_samples / (samples * steps)))
 
 
 def quality(job: Job, seen: Evaluation) -> float:

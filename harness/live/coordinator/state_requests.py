@@ -61,6 +61,8 @@ class StateRequests:
         BSP with grouped gradients.
         """
         branches, next_branch, undecided = branches_of(state, self._job, policies)
+        if branches.keys() != vectors.keys():
+            raise ValueError("Cannot restore the state of a job: its branches are not those of the vectors.")
         self._branches.next_number = max(self._branches.next_number, next_branch)
         self._begin(branches, undecided, vectors)
         return {number: branch.pushes for number, branch in branches.items()}

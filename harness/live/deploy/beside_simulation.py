@@ -18,6 +18,7 @@ from tuners.actions import Cost, Reconfigure, Window
 __all__ = ["RunFigures", "beside", "measured"]
 
 _PARTS = ("compute", "pull", "push", "wait")
+_DECIMALS = 9  # of seconds: a part that takes no time is a rest of rounding in simulation, and no measure for a ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def measured(played: Played, exchanges: Iterable[Exchange]) -> RunFigures:
         if isinstance(window := exchange.answer, Window):
             clocks += len(window.pushes.seconds)
             sums = [s + math.fsum(getattr(window.pushes, f"{p}_seconds")) for s, p in zip(sums, _PARTS, strict=True)]
-    parts = [s / clocks if clocks else math.nan for s in sums]
+    parts = [round(s / clocks, _DECIMALS) if clocks else math.nan for s in sums]
     costs = [c for c in _costs(played) if c.done and c.seconds > 0]
     return RunFigures(
         completion_seconds=row.completion_seconds,

@@ -76,16 +76,17 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
         scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
     )
     limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
-    thinking_seconds = float("nan")
+    ended_seconds = thinking_seconds = float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):
             row = _saved(folder, unplayed("not applicable", idle, **job.run, **limits))
         else:
             played = play_on(job, offers, console)
             row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
+            ended_seconds = played.outcome.seconds
     except (RuntimeError, ValueError) as error:
         row = _saved(folder, unplayed("error", str(error), **job.run, **limits))
-    after = "" if math.isnan(row.completion_seconds) else f" after {row.completion_seconds:.1f} s"
+    after = "" if math.isnan(ended_seconds) else f" after {ended_seconds:.1f} s"
     console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)
 

@@ -9,9 +9,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -104,11 +104,13 @@ def _played(
     of = wanted.scenario, wanted.entry.name, wanted.seed
     with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate):
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
+        if begun is not None:
+            begun.check(spec.layout.size)
         kept = job_folder.KeptExchanges(wanted.out, 0 if begun is None else begun.state["exchanges"])
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
         for line in _not_applied(wanted):
-            console.print(line, highlight=False, soft_wrap=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         say = _Steps(console)
         if ray is not None:
             say("Joining Ray." if _address(wanted) else "Starting Ray.")
@@ -262,36 +264,37 @@ def _drive(
 ) -> Played | Interrupted:
     history = History()
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
-    with _recording(wanted, live.job) as recorder:
-        for exchange in kept:
-            history.append(exchange)
-            recorder(exchange)
+    trace, recorder = _recording(wanted, live.job)
+    for exchange in kept:
+        history.append(exchange)
+        recorder(exchange)
 
-        def note(exchange: Exchange) -> None:
-            history.append(exchange)
-            log(exchange)
-            recorder(exchange)
+    def note(exchange: Exchange) -> None:
+        history.append(exchange)
+        log(exchange)
+        recorder(exchange)
 
-        stopped = False
-        with watched(console, title, live.job_status):
-            try:
-                played = play(factory, live, watch=note, keeps=False)
-            except KeyboardInterrupt:
-                stopped = True
-        say("Saving a checkpoint.")
-        saved = True
+    stopped = False
+    with watched(console, title, live.job_status):
         try:
-            live.checkpoint()
-        except (RuntimeError, OSError) as error:
-            saved = False
-            say(f"It could not be saved. {error}")
-        if stopped:
-            log.close()
-            return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
-        ended = played.outcome
-        recorder.end(
-            status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason
-        )
+            played = play(factory, live, watch=note, keeps=False)
+        except KeyboardInterrupt:
+            stopped = True
+    say("Saving a checkpoint.")
+    saved = True
+    try:
+        live.checkpoint()
+    except (RuntimeError, OSError) as error:
+        saved = False
+        say(f"It could not be saved. {getattr(error, 'strerror', None) or error}")
+    if stopped:
+        log.close()
+        with suppress(OSError):  # a resumed job is recorded from its start
+            trace.close()
+        return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
+    ended = played.outcome
+    recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
+    trace.close()
     return replace(played, exchanges=history.exchanges)
 
 
@@ -305,15 +308,15 @@ def _how_to_go_on(out: Path, *, saved: bool) -> str:
     return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
 
 
-@contextmanager
-def _recording(wanted: Deployment, job: Job) -> Iterator[Recorder]:
-    """A recorder of the whole run. A resumed run is recorded from its start, so the recording of before is deleted."""
+def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:
+    """A trace, and the recorder of the whole run. A resumed run is recorded from its start, so the recording of before is
+    deleted. A trace that is not closed is unfinished."""
     where = wanted.out / "trace"
     shutil.rmtree(where, ignore_errors=True)
     named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
-    with TraceWriter(where, Origin("harness", MADE_BY, named)) as writer:
-        run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
-        yield Recorder(writer, run, start=job.start, method=job.methods[0])
+    trace = TraceWriter(where, Origin("harness", MADE_BY, named), waits=True)
+    run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
+    return trace, Recorder(trace, run, start=job.start, method=job.methods[0])
 
 
 def _keep(wanted: Deployment, spec: Spec, log: job_folder.ExchangeLog, saved: Checkpoint) -> None:

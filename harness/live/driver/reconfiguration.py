@@ -6,9 +6,10 @@ step: every worker has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 
+from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import BlockPlaces, Procedure, Runtime
 from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks
@@ -39,35 +40,15 @@ class LiveReconfiguration:
         those of parameters and slots of all branches. `waited` says that the tuner waits for the end."""
         self.branch, self.old, self.new, self.policy, self.waited = branch, old, new, policy, waited
         self.method = method
-        self.begun_seconds = self._last_push_seconds = runtime.now
-        self.ended_seconds = self.begun_seconds
-        self._stall_seconds = 0.0  # longest time without a completed push so far
-        self.steps: list[str] = []
-        self.bytes_moved = 0.0
-        self.done = False
+        self.meter = CostMeter(runtime.now)
+        self.ended_seconds = self.meter.begun_seconds
         self._runtime, self._kept = runtime, kept
         self._block_bytes, self._blocks, self._in_flight = block_bytes, blocks, blocks_in_flight
         self.procedure = {"checkpoint": self._checkpoint, "migrate": self._migrate, "relocate": self._relocate}[method]()
 
-    def pushed(self, seconds: Iterable[float]) -> None:
-        """Take note of pushes that were completed at these times."""
-        for moment in map(float, seconds):
-            if moment > self._last_push_seconds:
-                self._stall_seconds = max(self._stall_seconds, moment - self._last_push_seconds)
-                self._last_push_seconds = moment
-
     def cost(self) -> Cost:
-        """Its cost so far. The stall is the longest time without a completed push."""
-        seconds = max(self.ended_seconds - self.begun_seconds, 0.0)
-        stall = min(max(self._stall_seconds, self.ended_seconds - self._last_push_seconds), seconds)
-        return Cost(
-            seconds=seconds,
-            stall_seconds=stall,
-            slow_seconds=0.0 if self.method == "checkpoint" else seconds - stall,
-            bytes_moved=self.bytes_moved,
-            steps=tuple(self.steps),
-            done=self.done,
-        )
+        """Its cost, up to its end."""
+        return self.meter.cost(self.ended_seconds, quiescent=self.method == "checkpoint")
 
     # ----------------------------------------------------------------------------------------------------------- methods
 
@@ -95,7 +76,7 @@ class LiveReconfiguration:
             yield from runtime.wait_durable(index)
             with suppress(KeyError):  # the coordinator has died, and its successor does not have the snapshot
                 saved = bool(coordinator.checkpoint(index))
-        self.steps.append("checkpoint")
+        self.meter.steps.append("checkpoint")
         old = [n for n in runtime.latest.members if n != EVALUATOR]
         coordinator.lose(old)
         runtime.processes.stop(old)
@@ -103,13 +84,13 @@ class LiveReconfiguration:
         new = sorted({*peers(self.new), *self._kept})
         runtime.start(new)
         yield from runtime.wait_joined(new)
-        self.steps.append("restart")
+        self.meter.steps.append("restart")
         yield from runtime.recover(self.new)
-        self.steps.append("restore")
-        self.bytes_moved += self._blocks * self._block_bytes
+        self.meter.steps.append("restore")
+        self.meter.bytes_moved += self._blocks * self._block_bytes
         coordinator.put(self.branch, self.new, self.policy)
         # From here on the new setting is in force, even if a loss ends the reconfiguration.
-        self.done = True
+        self.meter.done = True
         coordinator.launch(self.branch)
 
     # ------------------------------------------------------------------------------------------------------------- parts
@@ -118,7 +99,7 @@ class LiveReconfiguration:
         started = self._runtime.start(peers(self.new))
         yield from self._runtime.wait_joined(peers(self.new))
         served = {*self.old.workers, *self.old.servers}
-        self.steps += [f"{'switch' if n in served else 'add'} {n}" for n in dict.fromkeys(map(node_of, started))]
+        self.meter.steps += [f"{'switch' if n in served else 'add'} {n}" for n in dict.fromkeys(map(node_of, started))]
 
     def _move_blocks(self, *, on_demand: bool) -> Procedure:
         before, after = self._runtime.placed, self._runtime.placement(self.new)
@@ -127,8 +108,8 @@ class LiveReconfiguration:
             yield from self._runtime.wait_placed()
             for source, target, count in self._moves(before, after):
                 kind = "sweep" if on_demand else "move"
-                self.steps.append(f"{kind} {count} model block{'s' * (count != 1)} {source} -> {target}")
-                self.bytes_moved += count * self._block_bytes
+                self.meter.steps.append(f"{kind} {count} model block{'s' * (count != 1)} {source} -> {target}")
+                self.meter.bytes_moved += count * self._block_bytes
 
     def _moves(self, before: BlockPlaces, after: BlockPlaces) -> list[tuple[str, str, int]]:
         """(source, target, blocks), without the block of dense parameters beside embedding tables."""
@@ -140,10 +121,10 @@ class LiveReconfiguration:
     def _put(self) -> None:
         self._runtime.coordinator.put(self.branch, self.new, self.policy)
         old, new = self.old.workers, self.new.workers
-        self.steps += [f"stop {w}" for w in old if w not in new] + [f"start {w}" for w in new if w not in old]
-        self.done = True
+        self.meter.steps += [f"stop {w}" for w in old if w not in new] + [f"start {w}" for w in new if w not in old]
+        self.meter.done = True
 
     def _end_processes(self) -> Procedure:
         gone = {*self.old.workers, *self.old.servers} - {*self.new.workers, *self.new.servers}
         yield from self._runtime.end_all_but({*peers(self.new), *self._kept})
-        self.steps += [f"delete {n}" for n in sorted(gone)]
+        self.meter.steps += [f"delete {n}" for n in sorted(gone)]

@@ -16,21 +16,18 @@ import numpy as np
 
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.control import Control
-from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.repairs.standstill import Limits
+from harness.live.driver.setting_changes import SettingChanges
 from harness.live.driver.view.branch_view import DriverBranch
-from harness.live.driver.view.status import JobStatus, setting_words
-from harness.live.processes.names import peers
-from harness.live.processes.runtime import Procedure, Processes
+from harness.live.driver.view.status import JobStatus
+from harness.live.processes.runtime import Processes
 from harness.live.worker.spec import Spec
 from simulators import jobs
 from simulators.engine import inputs
-from simulators.engine.optimizers import slots
 from tuners import policies
 from tuners.actions import (
     Action,
-    Cost,
     Evaluate,
     Evaluation,
     Fork,
@@ -39,24 +36,18 @@ from tuners.actions import (
     Reconfigure,
     Rejected,
     Run,
-    Setting,
     Status,
     SyncPolicy,
     Window,
 )
 from tuners.system import (
     Handlers,
-    admitted,
     branch_of,
-    check_installs,
-    check_no_reconfiguration,
     check_nodes,
     check_not_last,
     check_other_branch,
     check_running,
     handler_of,
-    in_place,
-    method_of,
     policy_of,
 )
 
@@ -98,6 +89,7 @@ class LiveSystem:
             raise ValueError(f"Cannot deploy {spec.name}: {error}") from error
         self._control = Control(spec, emulated or processes, policy, begun, keep, installed, limits, say, emulated)
         self._view = self._control.view
+        self._settings = SettingChanges(spec, self._control)
 
     @property
     def now(self) -> float:
@@ -124,8 +116,8 @@ class LiveSystem:
         broken for good."""
         handlers: Handlers = {
             Run: self._run,
-            Reconfigure: self._reconfigure,
-            Install: self._install,
+            Reconfigure: self._settings.reconfigure,
+            Install: self._settings.install,
             Fork: self._fork,
             Free: self._free,
             Evaluate: self._evaluate,
@@ -167,10 +159,13 @@ class LiveSystem:
         reconfiguration = self._control.reconfiguration
         other = reconfiguration is not None and reconfiguration.branch != action.branch
         check_other_branch(action.branch, is_reconfigured=other)
-        self._switch_to(action.branch)
+        if not self._control.is_over:
+            self._control.switch_to(action.branch)
         goal = math.inf if action.clocks is None else branch.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
         self._control.wait(lambda: branch.clocks >= goal or branch.status != "running", limit)
+        if self._control.is_over:
+            self._control.wait_for_last_costs()
         return self._window(branch, goal, limit)
 
     def _window(self, branch: DriverBranch, goal: float, limit: float) -> Window:
@@ -196,104 +191,13 @@ class LiveSystem:
             rows_of_blocks=partial(self._spec.rows_of_pushes, branch.setting),
         )
 
-    def _switch_to(self, number: int) -> None:
-        """Train that branch only, with the processes and the blocks of the model where its setting has them."""
-        control, branch = self._control, self._view.branches[number]
-        if number == self._view.running or branch.status != "running":
-            return
-        control.runtime.coordinator.rest()
-        self._view.running = None
-        prepared: Setting | None = None
-        while prepared != branch.setting:  # a loss, or a node that returns, may change it meanwhile
-            prepared = branch.setting
-            control.carry_out(partial(self._prepare, prepared))
-            control.wait_until_idle()
-        control.runtime.coordinator.put(number, branch.setting)  # losses may have reduced it since the branch last ran
-        control.runtime.coordinator.run(number)
-        self._view.running, branch.since_seconds = number, self.now
-
-    def _prepare(self, setting: Setting) -> Procedure:
-        runtime = self._control.runtime
-        runtime.start(peers(setting))
-        yield from runtime.wait_joined(peers(setting))
-        if runtime.placed != runtime.placement(setting):
-            yield from runtime.place(setting, at_once=self._spec.layout.count)
-            yield from runtime.wait_placed()
-
-    # ----------------------------------------------------------------------------------------------- settings, policies
-
-    def _reconfigure(self, action: Reconfigure) -> Cost:
-        number, control = action.branch, self._control
-        branch = branch_of(self._view.branches, number)
-        method = method_of(action, self.job)
-        self._check_idle(branch, f"reconfigure branch {number}")
-        setting = self._admitted(action.setting, branch)
-        policy = policy_of(setting, branch.setting, branch.policy)
-        branch.setting_before_loss = branch.whole(setting, self.job.space)
-        if in_place(branch.setting, setting, method):
-            self._put(number, setting, policy)
-            return Cost(seconds=0.0, stall_seconds=0.0)
-        self._switch_to(number)
-        begun = LiveReconfiguration(
-            control.runtime,
-            number,
-            branch.setting,
-            setting,
-            None if policy is branch.policy else policy,
-            method,
-            kept={name for n, other in self._view.branches.items() if n != number for name in peers(other.setting)},
-            block_bytes=self._block_bytes(),
-            blocks=self._spec.layout.count,
-            blocks_in_flight=self._spec.scenario.costs.blocks_in_flight,
-            waited=action.wait,
-        )
-        control.begin_reconfiguration(begun)
-        if not action.wait:
-            return Cost(seconds=0.0, stall_seconds=0.0)
-        control.wait(lambda: control.reconfiguration is not begun)
-        return begun.cost()
-
-    def _install(self, action: Install) -> None:
-        branch = branch_of(self._view.branches, action.branch)
-        check_installs(action.policy, self.job)
-        self._check_idle(branch, f"install a policy in branch {action.branch}")
-        self._put(action.branch, branch.setting, action.policy, installed=self._view.performed)
-
-    def _put(self, number: int, setting: Setting, policy: SyncPolicy, *, installed: int | None = None) -> None:
-        """`installed`: the number of the exchange that installs the policy; None if the setting names it, or it stays."""
-        branch = self._view.branches[number]
-        self._control.runtime.coordinator.put(number, setting, None if policy is branch.policy else policy)
-        if setting != branch.setting:
-            self._view.log_event(f"set: {setting_words(setting)}")
-        elif policy is not branch.policy:
-            self._view.log_event(f"policy {policy.name} is installed")
-        if policy is not branch.policy:
-            branch.policy, branch.installed = policy, installed
-        branch.setting = setting
-
-    def _block_bytes(self) -> float:
-        layout, count = self._spec.layout, len(self._view.branches)
-        return 4.0 * layout.size / layout.count * (1 + slots(self._spec.workload.optimizer)) * count
-
-    def _admitted(self, setting: Setting, branch: DriverBranch) -> Setting:
-        """The setting that a request means. Raises Rejected if the job cannot run under it now."""
-        wanted = admitted(setting, branch.setting, self.job, self._control.losses.available)
-        self._spec.check(wanted)
-        return wanted
-
-    def _check_idle(self, branch: DriverBranch, wanted: str) -> None:
-        """Raise Rejected during a reconfiguration, and if the branch has ended. Waits for the repair of a loss."""
-        check_no_reconfiguration(wanted, self._control.reconfiguration)
-        self._control.wait_until_idle()
-        check_running(wanted, branch.status)
-
     # ------------------------------------------------------------------------------------------------------------ branches
 
     def _fork(self, action: Fork) -> int:
         branches = self._view.branches
         parent = branch_of(branches, action.branch)
-        self._check_idle(parent, f"fork branch {action.branch}")
-        setting = self._admitted(action.setting or parent.setting, parent)
+        self._settings.check_idle(parent, f"fork branch {action.branch}")
+        setting = self._settings.admitted(action.setting or parent.setting, parent)
         policy = policy_of(setting, parent.setting, parent.policy)
         jobs.check_memory(self.job, [setting, *(branch.setting for branch in branches.values())])
         number = self._control.runtime.coordinator.fork(action.branch, setting, policy, testing=action.testing)
@@ -306,8 +210,8 @@ class LiveSystem:
         branch = branch_of(self._view.branches, action.branch)
         check_not_last(self._view.branches, action.branch)
         if control.reconfiguration is not None and control.reconfiguration.branch == action.branch:
-            self._check_idle(branch, f"free branch {action.branch}")
-        control.wait_until_idle()  # a procedure may use this branch
+            self._settings.check_idle(branch, f"free branch {action.branch}")
+        self._settings.wait_until_idle(f"free branch {action.branch}")  # a procedure may use this branch
         if self._view.running == action.branch:
             control.runtime.coordinator.rest()
             self._view.running = None
@@ -324,5 +228,7 @@ class LiveSystem:
         # A coordinator that died, or was rolled back, has forgotten the request: ask again.
         while request not in self._view.measured:
             request = control.runtime.coordinator.evaluate(action.branch)
-            control.wait(over)
+            control.wait(over, self.job.budget_seconds)
+            if not over():
+                raise Rejected(f"Cannot evaluate branch {action.branch}: the budget ended before that was done.")
         return self._view.measured.pop(request)

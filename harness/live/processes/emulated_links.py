@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -94,8 +95,15 @@ def _made(kept: ExitStack, rates: Mapping[str, float]) -> Iterator[tuple[str, tu
 
 
 def _namespace(kept: ExitStack) -> int:
-    """A process with a network of its own, which ends with us: the other end of its standard input closes then."""
-    process = kept.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))  # noqa: S607
+    """A process with a network of its own, which ends with us: the other end of its standard input closes then.
+
+    It has signals blocked that a terminal, `timeout` or Slurm send to all processes: the last checkpoint needs the links.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        process = kept.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))  # noqa: S607
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     kept.callback(process.kill)
     ours, until = Path("/proc/self/ns/net").readlink(), time.monotonic() + _START_SECONDS
     while Path(f"/proc/{process.pid}/ns/net").readlink() == ours:

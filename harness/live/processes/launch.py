@@ -1,8 +1,6 @@
 """Start a live job's processes on Ray, watch them, replace them and end them.
 
-Ray places, starts, watches and kills processes; nothing of the training passes through it. Each node of the scenario is one
-placement group, which its server and its worker share. When a machine dies, a new group is requested, first on a machine
-with few of the job's nodes; the node returns as soon as the cluster has room.
+Ray places, starts, watches and kills processes; nothing of the training passes through it.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from ray import exceptions
 from ray._private import ray_constants
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-from ray.util import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, coordinator_actor, member_actor
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
 from harness.live.processes.names import EVALUATOR, node_of
+from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
@@ -42,12 +40,9 @@ from harness.ray_cluster import joined, protected
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
 _STORE_BYTES = 80 * 2**20  # the smallest that Ray accepts; nothing large passes through it
-_SHARE = 0.001  # of the resource "node:ADDRESS", of which every node of a cluster has 1
-_PLACE_SECONDS = 15.0  # longest wait for room: Ray gives free CPUs within a second, so that others use them
 _RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
+_LISTEN_SECONDS = 0.25  # from one question about silent processes to the next
 _STOP_SECONDS = 5.0  # longest end of processes, which are killed: only a kernel that is very busy takes longer
-_LOOK_SECONDS = 0.25  # from one question to Ray about its nodes to the next
-_SPARE_SECONDS = 3.0  # wait for room on the chosen machine, then accept any
 
 _PROTECT_IT = (
     "Turn the token on: `ray get-auth-token --generate`, copy ~/.ray/auth_token to every machine, and start Ray there, and "
@@ -81,10 +76,10 @@ def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[Cl
         with _own_sigterm():
             left.enter_context(joined(address) if address else _private_cluster())
         home = ray.get_runtime_context().get_node_id()
-        found = [node for node in _nodes() if node["Alive"]]
+        found = [node for node in ray_nodes() if node["Alive"]]
         if address and not insecure:
             _check_protected(address, {node["NodeManagerAddress"] for node in found})
-        yield tuple(_cluster_node(node, home, counted=address is not None) for node in found)
+        yield tuple(cluster_node(node, home, counted=address is not None) for node in found)
 
 
 @contextmanager
@@ -111,18 +106,6 @@ def _check_protected(address: str, machines: Collection[str]) -> None:
             f"Cannot deploy on the Ray cluster at {address}: it has {len(machines)} machines and neither a token nor TLS, "
             f"so whoever reaches its ports can run programs there. {_PROTECT_IT} Or insist with --insecure."
         )
-
-
-def _nodes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return found
-
-
-def _cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> ClusterNode:
-    resources = node["Resources"]
-    cpus = resources.get("CPU", 0.0) if counted else math.inf
-    names, gpus = frozenset(resources), resources.get("GPU", 0.0)
-    return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, names, node["NodeID"] == home, gpus)
 
 
 @contextmanager
@@ -160,20 +143,25 @@ def _ray_in(folder: Path) -> Iterator[None]:
 @contextmanager
 def _few_services() -> Iterator[None]:
     """Start Ray without its autoscaler, its log monitor and the server of its dashboard, for which it has no option. Nobody
-    asks them here, and each is a Python process that imports Ray while the job's processes do."""
-    instead: dict[str, Callable[..., None]] = {
-        "start_monitor": lambda _: None,
-        "start_log_monitor": lambda _: None,
-        "start_api_server": lambda node, **_: setattr(node, "_webui_url", ""),
+    asks them here, and each is a Python process that imports Ray while the job's processes do.
+
+    Neither does a thread of this process print what Ray's services say: the job tells of its losses itself, and Ray warns of
+    every job with many processes, because it counts the cores that it was given."""
+    instead: dict[tuple[Any, str], Callable[..., None]] = {
+        (Node, "start_monitor"): lambda _: None,
+        (Node, "start_log_monitor"): lambda _: None,
+        (Node, "start_api_server"): lambda node, **_: setattr(node, "_webui_url", ""),
+        (ray._private.worker, "listen_error_messages"): lambda *_: None,
     }
-    before = {name: getattr(Node, name) for name in instead if hasattr(Node, name)}  # other versions of Ray may have others
-    for name in before:
-        setattr(Node, name, instead[name])
+    before = {at: getattr(*at) for at in instead if hasattr(*at)}  # other versions of Ray may have others
+    for (of, name), other in instead.items():
+        if (of, name) in before:
+            setattr(of, name, other)
     try:
         yield
     finally:
-        for name, start in before.items():
-            setattr(Node, name, start)
+        for (of, name), own in before.items():
+            setattr(of, name, own)
 
 
 def _kill_services_at_the_end() -> None:
@@ -267,11 +255,8 @@ class JobProcesses:
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
         self._coordinator_actor: Any = None
-        self._groups: dict[str, Any] = {}
-        self._machines: dict[str, str] = {}  # of each node that has room now
-        self._looked_seconds = self._listened_seconds = -math.inf
-        self._slow_machines: set[str] = set()  # that a node has left because of its link
-        self._give_up_seconds: dict[str, float] = {}  # by node: when to accept room on any machine
+        self._rooms = NodeRooms(placement)
+        self._listened_seconds = -math.inf
         self._generations: Counter[str] = Counter()
         self._actors: dict[str, Any] = {}
         self._runs: dict[Any, str] = {}  # process by its call `run`, which ends when the process does
@@ -282,16 +267,7 @@ class JobProcesses:
 
         Raises ValueError if there is no room.
         """
-        for name, place in self._placement.places:
-            self._groups[name] = self._group(name, place)
-        until = time.monotonic() + _PLACE_SECONDS
-        while missing := self._groups.keys() - self._look():
-            if time.monotonic() > until:
-                raise ValueError(
-                    f"Cannot place {', '.join(sorted(missing))}: for {_PLACE_SECONDS:g} s the Ray cluster had no CPUs free "
-                    "for them. Others use it; wait for them, or add nodes."
-                )
-            time.sleep(_LOOK_SECONDS)
+        self._rooms.reserve()
         endpoint = self._endpoint(messages.COORDINATOR)
         options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
         # Nobody waits for it here: other processes start beside it, and the first question is answered once it is up.
@@ -330,7 +306,7 @@ class JobProcesses:
         for name in names:  # before anything is asked of the coordinator, which may be starting, too
             self._generations[name] += 1
             self._lost.pop(name, None)
-            strategy = _here() if name == EVALUATOR else PlacementGroupSchedulingStrategy(self._groups[node_of(name)], 0)
+            strategy = _here() if name == EVALUATOR else self._rooms.strategy(node_of(name))
             # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
             gpus = int(self._accelerates(name))
             options = {"name": self._endpoint(name).actor, "scheduling_strategy": strategy, "num_gpus": gpus}
@@ -360,7 +336,7 @@ class JobProcesses:
 
     def _silent(self) -> dict[str, int]:
         """Processes that the coordinator does not hear; empty if it was asked a moment ago."""
-        if time.monotonic() - self._listened_seconds < _LOOK_SECONDS:
+        if time.monotonic() - self._listened_seconds < _LISTEN_SECONDS:
             return {}
         self._listened_seconds = time.monotonic()
         return self.coordinator.silent()
@@ -373,9 +349,9 @@ class JobProcesses:
     @property
     def machines(self) -> Mapping[str, str]:
         """Identity of the machine of each node that has one now."""
-        if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
-            self._look()
-        return self._machines
+        found = self._rooms.machines
+        self._note_gone()
+        return found
 
     @property
     def expects_nodes(self) -> bool:
@@ -387,14 +363,23 @@ class JobProcesses:
         """Whether a machine has room and runs none of the job's nodes."""
         return self._unused() is not None
 
+    def _unused(self) -> ClusterNode | None:
+        found = self._rooms.unused
+        self._note_gone()
+        return found
+
+    def _note_gone(self) -> None:
+        """Processes whose node has lost its room are lost: Ray would let one that has not begun yet wait for ever."""
+        gone = self._rooms.take_gone()
+        self._lost |= {name: "the place of its node is gone" for name in self._actors if node_of(name) in gone}
+
     def move_node(self, node: str) -> bool:
         """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""
         spare = self._unused()
         if spare is None:
             return False
-        self._slow_machines.update({self._machines.pop(node)} if node in self._machines else ())
         self.stop([name for name in self._actors if node_of(name) == node])
-        self._place(node, spare)
+        self._rooms.move(node, spare)
         return True
 
     def close(self) -> None:
@@ -409,9 +394,7 @@ class JobProcesses:
                 ray.kill(self._coordinator_actor, no_restart=True)
         with suppress(exceptions.RayError):
             ray.wait(runs, num_returns=len(runs), timeout=_STOP_SECONDS)
-        for group in self._groups.values():
-            remove_placement_group(group)
-        self._groups.clear()
+        self._rooms.release()
 
     def _kill(self, names: Collection[str]) -> None:
         for name in names:
@@ -440,71 +423,14 @@ class JobProcesses:
             optimizer=self._spec.workload.optimizer,
             aggregation=self._spec.workload.aggregation,
             spec=None if serves else self._spec,
-            slot=self._slot(name),
+            slot=self._rooms.slot(node_of(name)),
             threads=0 if serves else self._spec.job.start.intra_threads,
             emulates=self._emulates,
         )
 
-    # ------------------------------------------------------------------------------------------------------------ machines
-
-    def _group(self, node: str, place: ClusterNode | None) -> Any:
-        """Room for a node on this machine, or, with None, on any machine of the cluster."""
-        room = {} if place is not None and math.isinf(place.cpus) else {"CPU": self._placement.cpus_per_node}
-        if node in self._placement.accelerated:
-            room["GPU"] = 1
-        if place is not None:
-            room[f"node:{place.host}"] = _SHARE
-        return placement_group([room], strategy="STRICT_PACK")
-
-    def _look(self) -> frozenset[str]:
-        """The nodes that have room now. Requests other room for those whose machine is gone."""
-        now = self._looked_seconds = time.monotonic()
-        table = placement_group_table()
-        found = {name: table.get(group.id.hex(), {}) for name, group in self._groups.items()}
-        self._machines = {n: entry["bundles_to_node_id"][0] for n, entry in found.items() if entry.get("state") == "CREATED"}
-        counts = Counter(self._machines.values())
-        for name, entry in found.items():
-            gone = entry.get("state") in {"RESCHEDULING", "REMOVED"}
-            if gone or (name not in self._machines and now > self._give_up_seconds.get(name, math.inf)):
-                spare = self._spare(counts) if gone else None
-                counts.update([spare.identity] if spare else [])
-                # Ray would let a process that has not begun yet wait for ever for a group that is gone.
-                self._lost |= {peer: "the place of its node is gone" for peer in self._actors if node_of(peer) == name}
-                self._place(name, spare)
-        return frozenset(self._machines)
-
-    def _place(self, node: str, spare: ClusterNode | None) -> None:
-        """Give up a node's room, and request other room: on `spare`, or on any machine."""
-        remove_placement_group(self._groups[node])
-        self._groups[node] = self._group(node, spare)
-        self._give_up_seconds[node] = time.monotonic() + _SPARE_SECONDS if spare else math.inf
-
-    def _spare(self, counts: Mapping[str, int]) -> ClusterNode | None:
-        """The machine with free CPUs that runs the fewest of our nodes, so that few are lost if it dies next; or None.
-
-        `counts` has the number of our nodes on each machine.
-        """
-        cpus = self._placement.cpus_per_node
-        alive = (_cluster_node(node, "", counted=True) for node in _nodes() if node["Alive"])
-        able = [place for place in alive if place.cpus >= cpus * (counts.get(place.identity, 0) + 1)]
-        return min(able, key=lambda p: (p.identity in self._slow_machines, counts.get(p.identity, 0)), default=None)
-
-    def _unused(self) -> ClusterNode | None:
-        """A machine with room that runs none of our nodes, and that none has left because of its link."""
-        self._look()
-        counts = Counter(self._machines.values())
-        spare = self._spare(counts)
-        return None if spare is None or spare.identity in {*counts, *self._slow_machines} else spare
-
     def _accelerates(self, name: str) -> bool:
         """Whether a process is a worker that has a GPU."""
         return name != EVALUATOR and name == messages.worker(node_of(name)) and node_of(name) in self._placement.accelerated
-
-    def _slot(self, name: str) -> int:
-        """Index of a process's node among the job's nodes on the same machine."""
-        node = node_of(name)
-        machine = self._machines.get(node)
-        return sum(self._machines[other] == machine for other in sorted(self._machines) if other < node)
 
 
 def _here() -> NodeAffinitySchedulingStrategy:

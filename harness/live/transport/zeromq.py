@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -79,6 +79,9 @@ class KeyPair:
 
     def __repr__(self) -> str:
         return f"KeyPair({self.name})"  # the secret half must not appear in a log
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"Cannot send {self!r} to another process, nor keep it: its secret half is of this process alone.")
 
 
 class Address(NamedTuple):

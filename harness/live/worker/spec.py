@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
+from harness.live.worker.row_look_ups import RowLookUps, TablesAndRest
 from harness.live.worker.tasks import Computed, TaskKind, WorkerTask
 from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
@@ -126,7 +127,7 @@ class Spec:
         if embedding is None:
             return Layout(self.parameters.size, min(_BLOCKS, self.parameters.size))
         size, blocks = self.parameters.size, self.job.blocks
-        return Layout(size, blocks + 1, TableShape(embedding.rows, self._width, blocks))
+        return Layout(size, blocks + 1, TableShape(embedding.rows, self._look_ups.width, blocks))
 
     @property
     def parameters(self) -> NDArray[np.float32]:
@@ -139,10 +140,7 @@ class Spec:
 
     def rows_of(self, work: Release | None) -> NDArray[np.int32]:
         """The rows that a mini-batch looks up (None: the validation data), each once and in order, and the dense ones."""
-        if work is None:
-            return self._rows_validated
-        at = (work.clock * work.samples + np.arange(work.samples)) % work.shard_length + work.shard_start
-        return self._with_dense(self._looked_up[0][np.minimum(at, len(self._looked_up[0]) - 1)])
+        return self._look_ups.of(work)
 
     def rows_of_pushes(self, setting: Setting, pushes: NDArray[np.float64]) -> tuple[float, ...]:
         """How many rows of each block of the embedding tables these pushes carried, as `Window.blocks`; [n, 11], the columns
@@ -176,9 +174,10 @@ class Spec:
         """`compute` on some rows of a model with embedding tables. They are filled up to a number that all mini-batches of a
         size have, so that it compiles once."""
         data, _, unravel = self._drawn
-        model, width, dense = self._model(1 if task.work is None else task.work.samples), self._width, self._dense_rows
+        model, look_ups = self._model(1 if task.work is None else task.work.samples), self._look_ups
+        width, dense = look_ups.width, look_ups.dense
         count = len(rows) - dense  # of the tables
-        most = count if task.work is None else model.batch * self._looked_up[0].shape[1]
+        most = count if task.work is None else model.batch * look_ups.per_sample
         numbers, flat = np.full(most, _NO_ROW, np.int32), np.zeros((most + dense) * width, np.float32)
         numbers[:count], flat[: count * width] = rows[:count], task.parameters[: count * width]
         flat[most * width :] = task.parameters[count * width :]
@@ -204,7 +203,7 @@ class Spec:
             self.compute(WorkerTask(kind, 0, work, self.parameters))
         else:
             rows = self.rows_of(work)
-            looked_up = self.parameters.reshape(-1, self._width)[rows].reshape(-1)
+            looked_up = self.parameters.reshape(-1, self._look_ups.width)[rows].reshape(-1)
             self.compute(WorkerTask(kind, 0, work, looked_up, rows))
 
     def check(self, setting: Setting) -> None:
@@ -251,35 +250,14 @@ class Spec:
         rest = np.zeros(-(-count // width) * width, np.float32)
         rest[:count] = dense
         vector: NDArray[np.float32] = np.concatenate([tables.reshape(-1), rest])
-        return data, vector, _Unravel(unravel, count, len(rest), width)
+        return data, vector, TablesAndRest(unravel, count, len(rest), width)
 
-    @property
-    def _width(self) -> int:
-        """Numbers in a row of the embedding tables."""
-        unravel = self._drawn[2]
-        if not isinstance(unravel, _Unravel):
+    @cached_property
+    def _look_ups(self) -> RowLookUps:
+        data, parameters, unravel = self._drawn
+        if not isinstance(unravel, TablesAndRest):
             raise TypeError(f"Cannot look up rows: {self.workload.name!r} has no embedding tables.")
-        return unravel.width
-
-    @property
-    def _dense_rows(self) -> int:
-        unravel = self._drawn[2]
-        return unravel.rest // unravel.width if isinstance(unravel, _Unravel) else 0
-
-    @cached_property
-    def _looked_up(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The rows that samples look up, [n, lookups]: of the training and of the validation data."""
-        data = self._drawn[0]
-        return np.asarray(data.train[0]), np.asarray(data.valid[0])
-
-    @cached_property
-    def _rows_validated(self) -> NDArray[np.int32]:
-        return self._with_dense(self._looked_up[1])
-
-    def _with_dense(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        whole = len(self.parameters) // self._width
-        dense = np.arange(whole - self._dense_rows, whole, dtype=np.int32)
-        return np.concatenate([np.unique(rows), dense])
+        return RowLookUps(data, len(parameters), unravel)
 
 
 @dataclass(frozen=True)
@@ -301,21 +279,6 @@ class _Shard(NamedTuple):
     samples: Any
     shard_start: Any
     shard_length: Any
-
-
-@dataclass(frozen=True)
-class _Unravel:
-    """Turns a vector of rows of embedding tables, any number of them, and of dense parameters into the model's pytree."""
-
-    unravel: Any  # dense parameters [dense] -> pytree
-    dense: int  # how many these are
-    rest: int  # the same, filled up to whole rows
-    width: int
-
-    def __call__(self, flat: Any) -> Any:
-        tables = len(flat) - self.rest
-        rows = flat[:tables].reshape(-1, self.width)
-        return self.unravel(flat[tables : tables + self.dense]) | {"rows": rows}
 
 
 # `numbers`: the rows of embedding tables that `flat` begins with, sorted; None: it is the whole model.

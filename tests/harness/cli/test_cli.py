@@ -62,7 +62,7 @@ def test_scenarios_by_pattern_and_tuners_with_options(here: Path, capsys: pytest
     assert scores["scenario"].unique().to_list() == ["digits-logistic"]
     assert sorted(scores["tuner"]) == ["cruise[gain=0.1,batches=4]", "fixed"]
     assert main(["compare", "nothing-*"]) == 2
-    assert "No scenario matches 'nothing-*': there are digits" in capsys.readouterr().err
+    assert "No scenario matches 'nothing-*': `harness list scenarios` shows all" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +201,9 @@ def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixt
     assert main(command) == 2
     assert "results/tiny: it is there already" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 1
-    assert "3 runs, 3 of them made before." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3 runs, 3 of them made before." in said
+    assert "to resume" not in said
     (here / "results" / "tiny" / "scores.parquet").unlink()
     assert main(["report", "results/tiny"]) == 0
     assert store.load_results(here / "results" / "tiny").scores.equals(scores)
@@ -211,8 +213,10 @@ def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[s
     (here / "tiny.toml").write_text(
         arena.TIMING.replace("value = 60", "value = 1e9").replace("seconds = 2000", "seconds = 200")
     )
-    assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1"]) == 0
-    assert "tiny fixed seed 0: budget" in capsys.readouterr().out  # a target out of reach is a result
+    assert main(["compare", "tiny.toml", "--tuners", "fixed", "--seeds", "1", "--jobs", "1", "--resume"]) == 0
+    said = capsys.readouterr().out
+    assert "tiny fixed seed 0: budget" in said  # a target out of reach is a result
+    assert "results/tiny has no comparison to resume: this one begins." in said
 
 
 def test_an_interruption_says_how_to_continue(here: Path) -> None:
@@ -235,6 +239,57 @@ def test_an_interruption_says_how_to_continue(here: Path) -> None:
     assert "--resume goes on" in errors
     assert "Traceback" not in errors
     assert store.load_results(here / "results" / "tiny").scores.height == 1
+
+
+@pytest.mark.parametrize("command", [["play", "tiny.toml", "fixed"], ["list", "scenarios"], ["report", "results"]])
+def test_an_interruption_is_no_traceback(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for where in ("harness.drive.play", "harness.scenario.load", "harness.comparison.results.assemble"):
+        monkeypatch.setattr(where, interrupt)
+    (here / "results" / "runs").mkdir(parents=True)
+    assert main(command) == 130
+    assert capsys.readouterr().err == "\nharness: interrupted.\n"
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "folder"),
+    [
+        (["digits"], "results/digits"),
+        (["digits[value=0.9]"], "results/digits-value-0.9"),
+        (["digits[value=0.95]", "cruise-*"], "results/digits-value-0.95+cruise"),
+        (["drawn:placement[0:2]"], "results/drawn-placement-0-2"),
+        (["mine/tiny.toml"], "results/tiny"),
+    ],
+)
+def test_each_choice_of_scenarios_has_a_folder_of_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch, scenarios: list[str], folder: str
+) -> None:
+    def stop(*_: object, out: Path, **__: object) -> None:
+        raise ValueError(f"out: {out}")
+
+    (here / "mine").mkdir()
+    (here / "mine" / "tiny.toml").write_text(arena.TIMING)
+    monkeypatch.setattr("harness.comparison.compare.compare", stop)
+    said: list[object] = []
+    monkeypatch.setattr("harness.cli.main._complain", lambda what, status: said.append(str(what)) or status)
+    assert main(["compare", *scenarios, "--tuners", "fixed"]) == 2
+    assert said == [f"out: {folder}"]
+
+
+def test_commas_in_the_options_of_a_tuner_do_not_end_its_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: object, tuners: list[str], **__: object) -> None:
+        raise ValueError(f"tuners: {tuners}")
+
+    monkeypatch.setattr("harness.comparison.compare.compare", stop)
+    command = ["trace", "replayed", "replay-network", "--tuners", "fixed,cruise[gain=0.1,solver=exact]", "--out", "world"]
+    assert main(command) == 2
+    assert "tuners: ['fixed', 'cruise[gain=0.1,solver=exact]']" in capsys.readouterr().err
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:

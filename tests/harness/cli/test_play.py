@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,6 +82,14 @@ def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str
     assert sorted(p.name for p in here.iterdir() if p.suffix) == ["played.py", "tiny.toml"]
 
 
+def test_times_of_a_brief_job_are_printed_in_milliseconds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "brief.toml").write_text(arena.TIMING.replace("seconds = 2000", "seconds = 60"))
+    assert main(["play", "brief.toml", "fixed"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "0.000"
+    assert re.search(r"pushes in \d+\.\d{3} s;", lines[1])
+
+
 def test_a_tuner_that_fails_is_status_1_with_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "tiny.toml", "played:broken"]) == 1
     said = capsys.readouterr()
@@ -126,7 +135,7 @@ def test_each_action_and_answer_has_its_words() -> None:
         "# 41 s left instead of 80",
         "-> branch 4",
         "Run(seconds=1.5, branch 4)",
-        "-> 2 pushes in 2.0 s; training loss 3 to 1",
+        "-> 2 pushes in 2.000 s; training loss 3 to 1",
         "Evaluate(branch 4)",
         "-> loss 0.5, accuracy 0.750",
         "MeasureNoise(branch 4, 4 mini-batches per worker)",
@@ -136,11 +145,11 @@ def test_each_action_and_answer_has_its_words() -> None:
         f"Reconfigure({rate}, migrate, wait=False)",
         "-> Rejected: Cannot do it: not now.",
         f"Reconfigure({rate})",
-        "-> rolled back in 2.0 s, stall 1.0 s, 3.0 MB moved",
+        "-> rolled back in 2.000 s, stall 1.000 s, 3.0 MB moved",
         "Install(asp)",
         "-> done",
         "Run(clocks=2)",
-        f"-> 2 pushes in 2.0 s; training loss 3 to 1; n1 left; now {rate}; ended: diverged",
+        f"-> 2 pushes in 2.000 s; training loss 3 to 1; n1 left; now {rate}; ended: diverged",
     ]
 
 

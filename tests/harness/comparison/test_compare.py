@@ -156,7 +156,7 @@ def test_a_rank_that_the_draws_of_a_calibration_turn_over_is_not_decided(tmp_pat
     """
     path, out = tmp_path / "short.toml", tmp_path / "turned"
     path.write_text(SHORT_JOB)
-    (tmp_path / "made.toml").write_text(calibrated_toml(master_seconds=(1e-6, 2.0)))
+    (tmp_path / "made.toml").write_text(calibrated_toml(step_seconds=(1e-6, 2.0)))
     options: dict[str, Any] = {"seeds": 3, "jobs": 1, "calibration_draws": 2}
 
     def said(folder: Path) -> list[str]:
@@ -168,7 +168,7 @@ def test_a_rank_that_the_draws_of_a_calibration_turn_over_is_not_decided(tmp_pat
 
     turned = said(out)
     assert "Not decided by this calibration: fixed and asp (1 of 2 draws)." in turned
-    (tmp_path / "made.toml").write_text(calibrated_toml(master_seconds=(1e-6, 2e-6)))
+    (tmp_path / "made.toml").write_text(calibrated_toml(step_seconds=(1e-6, 2e-6)))
     decided = said(tmp_path / "decided")
     assert "Behind it in at least 95% of the draws: asp." in decided
     assert "The calibration decides every rank that the seeds show." in decided

@@ -54,6 +54,12 @@ def test_a_base_is_changed_key_by_key() -> None:
     assert made.summary == base.summary
 
 
+def test_what_a_base_does_not_have_can_be_removed() -> None:
+    """So that one change can be made to many scenarios."""
+    calm = harness.scenario("digits-logistic", conditions={"episodes": None}, free={"outer_rate": None, "role/n9": None})
+    assert calm.knobs == harness.scenario("digits-logistic").knobs
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     made = harness.scenario("digits", start={"learning_rate": np.float32(0.5), "batch_size": np.int64(8)})
     assert (made.start.learning_rate, made.start.batch_size) == (0.5, 8)
@@ -102,6 +108,11 @@ def test_paths_start_at_the_bases_folder(tmp_path: Path) -> None:
         ({"base": "digits", "start": {"policy": object}}, r"Cannot write policy = <class 'object'> into a scenario"),
         ({**ALONE, "budget": {}}, r"\[budget\] seconds: it is missing"),
         ({"base": "digits", "seeds": 0}, r"\[seeds\] count"),
+        (
+            {"base": "digits", "conditions": {"straglers": None}},
+            r"Cannot remove 'straglers' from \[conditions\]: there is no such key; did you mean stragglers",
+        ),
+        ({"base": "digits", "free": {"learnig_rate": None}}, r"Cannot remove 'learnig_rate' .* did you mean learning_rate"),
     ],
 )
 def test_mistakes_name_table_and_key(arguments: dict[str, object], message: str) -> None:

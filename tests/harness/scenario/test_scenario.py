@@ -231,6 +231,8 @@ NODES = '[{ type = "edge-4core", count = 5 }]'
 SLEEPS = "[conditions.sleeps]\nprobability = 2.0\nmean_seconds = 1\n[budget]"
 STRAGGLERS = "[conditions.stragglers]\nmean_seconds = 1\nnodes = ['n7']\n[budget]"
 
+BUCKETS = "[[conditions.buckets]]\nnodes = []\ncapacity_bytes = 1\nrefill_bytes_per_second = 1\n[budget]"
+
 WRONG: list[tuple[str, str, str]] = [
     ("[cluster]", "[clutser]", r"my\.toml: clutser: there is no such key; did you mean cluster"),
     (
@@ -245,6 +247,13 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     ("[cluster]", "[cluster]\nlatency_seconds = -1", r"\[cluster\] latency_seconds: expected `float` >= 0"),
     ("[free]", '[free]\npolicy = { choice = ["asp", "sssp"] }', r"\[free\] policy: .*'sssp'"),
+    ("count = 5", 'count = 5, prefix = "rack/"', r"\[cluster\] nodes: no machine can be named 'rack/0'"),
+    (NODES, '[{ type = "edge-4core" }]', r"\[start\] servers: there are none of 1 nodes; set workers and servers, the only"),
+    (
+        "overrides = {",
+        "overrides = { sampels = 9,",
+        r"\[workload\] Cannot override 'sampels'.*did you mean samples",
+    ),
     ("[cluster]", "[cluster]\nlatency_seconds = inf", r"\[cluster\] .*latency_seconds = inf"),
     ("[cluster]", "[cluster]\ncontrol_queue = 2", r"\[cluster\] .*control_queue = 2.* from 0 to 1"),
     ("[cluster]", '[cluster]\ndiscipline = "fair"', r"\[cluster\] discipline: invalid enum value 'fair'; .*fifo.*maxmin"),
@@ -259,6 +268,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("worker_count = 3", 'worker_count = 3\nworkers = ["n0"]', r"\[start\] worker_count: it names workers and servers"),
     ("worker_count = 3", 'workers = ["n0"]\nservers = ["n9"]', r"\[start\].* 'n9' as a server"),
     ("batch_size = 4", "batch_size = 3", r"\[start\].*batch_size to 3: this scenario allows"),
+    ("learning_rate = 0.05", "learning_rate = nan", r"\[start\].*learning_rate nan"),
+    ("batch_size = 4\n", "\n", r"\[start\].*batch_size to 10000: this scenario allows"),  # the workload's
+    ("batch_size = 4", 'batch_size = 4\nworkers = ["n9"]', r"\[start\] worker_count: it names workers"),
     ("batch_size = 4", "batch_size = 4.5", r"\[start\] batch_size: expected `int`, got `float`"),
     ("batch_size = 4", 'batch_size = 4\npolicy = "bps"', r"\[start\].*'bps'.*bsp"),
     (RATE, "real = [1.0, 0.01]", r"\[free\] Knob 'learning_rate' runs from 1.0 to 0.01"),
@@ -269,7 +281,10 @@ WRONG: list[tuple[str, str, str]] = [
     ("choice = [2, 4]", "choice = []", r"\[free\] Knob 'batch_size' has options"),
     (BATCH, "batchsize = { choice = [2, 4] }", r"\[free\] Knob 'batchsize' sets nothing"),
     (BATCH, "worker_count = { integer = [1, 5] }", r"\[free\] worker_count: .* within \[1, 4\]"),
-    (BATCH, "batch_size = 4", r"\[free\] batch_size: expected `object`, got `int`"),
+    (BATCH, "batch_size = 4", r"\[free\] batch_size: give a range, as in .*, not 4"),
+    (BATCH, "batch_size = { integer = [0, 8] }", r"\[free\] batch_size: cannot be 0; it must be at least 1"),
+    (BATCH, "momentum = { real = [0.0, 2.0] }", r"\[free\] momentum: cannot be 2.0; .*lies in \[0, 1\]"),
+    (BATCH, "transfer_bits = { integer = [16, 32] }", r"\[free\] transfer_bits: cannot be 17; choose 16 or 32"),
     ('metric = "loss"', 'metric = "los"', r"\[target\] metric: invalid enum value 'los'; choose one of .*loss"),
     ("value = 0.1", "", r"\[target\] value: it is missing"),
     ("value = 0.1", "value = nan", r"\[target\] value: loss nan is no target"),
@@ -280,6 +295,9 @@ WRONG: list[tuple[str, str, str]] = [
     ("seconds = 20", "seconds = inf", r"\[budget\] seconds: inf never ends"),
     ("seconds = 20", "minutes = 20", r"\[budget\] minutes: there is no such key; choose one of seconds"),
     ("count = 2", "count = 0", r"\[seeds\] count: expected `int` >= 1"),
+    ("count = 2", "count = 2000000000", r"\[seeds\] count: expected `int` <= 100000"),
+    ("[budget]", "[conditions.stragglers]\nmean_seconds = 1\n[budget]", r"\[conditions\] .*stragglers: there are none"),
+    ("[budget]", BUCKETS, r"\[conditions\] .*an entry of buckets that names no nodes"),
     ("[budget]", "[conditions]\njiter = 0.1\n[budget]", r"\[conditions\] jiter: there is no such key; did you mean jitter"),
     ("[budget]", "[conditions]\njitter = -0.1\n[budget]", r"\[conditions\] .*jitter = -0.1"),
     ("[budget]", SLEEPS, r"\[conditions\] .*sleeps\.probability = 2\.0"),
@@ -296,7 +314,7 @@ WRONG: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("old", "new", "message"), WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_mistakes_are_refused_with_file_table_and_key(old: str, new: str, message: str) -> None:
     with pytest.raises(ValueError, match="my\\.toml: ") as caught:
-        scenario.job(parsed(changed(old, new)))
+        parsed(changed(old, new))  # when it is read: a comparison with this mistake begins no run
     assert re.search(message, str(caught.value)), str(caught.value)
     assert "\n" not in str(caught.value)
 

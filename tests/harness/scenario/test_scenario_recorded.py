@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,16 @@ def test_a_table_is_a_scenario(folder):
     assert (seen.seed, seen.samples, seen.budget_seconds, seen.name) == (1, 1000, 200.0, "six")
     assert "# 6 recorded runs under 6 settings; starts with policy bsp, option/workers 8" in show(made)
     assert show(made).endswith(TEXT)
+
+
+def test_a_trace_that_has_changed_is_read_again(folder, tmp_path):
+    shutil.copytree(folder / "t", tmp_path / "t")
+    made = load(scenario(tmp_path))
+    assert len(job(made).space.recorded) == 6
+    for path in (tmp_path / "t" / "runs").iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="it is damaged"):
+        job(made)
 
 
 def test_it_is_played_under_its_start_or_another(folder):

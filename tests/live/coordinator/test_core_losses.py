@@ -1,6 +1,8 @@
 """The cores of a live job in memory: old messages, saved snapshots, and losses."""
 
 import random
+import resource
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -169,6 +171,23 @@ def test_a_journal_ignores_a_record_that_was_cut_short(tmp_path):
     journal.restart(b"anew")
     journal.append(b"and on")
     assert list(journal) == [b"anew", b"and on"]
+    journal.close()
+
+
+def test_a_full_disk_is_an_error_and_no_record_that_is_cut_short(tmp_path):
+    """Without it, records after that one would not be found again."""
+    journal = FileJournal(tmp_path / "journal")
+    journal.append(b"one")
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "journal").stat().st_size + 5, limits[1]))
+    try:
+        for write in (journal.append, journal.restart):
+            with pytest.raises(OSError, match="No space left"):
+                write(b"two, which is longer")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(journal) == [b"one"]
     journal.close()
 
 

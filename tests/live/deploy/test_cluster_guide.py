@@ -10,10 +10,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -58,13 +60,23 @@ class Command(NamedTuple):
         try:
             status = self.process.wait(seconds)
         finally:
-            self.process.kill()
-            self.process.wait()
-            self.said.seek(0)
-            words = self.said.read()
-            self.said.close()
-            print(words)  # noqa: T201
+            words = self.end()
         return status, words
+
+    def heard(self) -> str:
+        """What it has said so far."""
+        with Path(f"/proc/self/fd/{self.said.fileno()}").open() as said:  # another position in the file
+            return said.read()
+
+    def end(self) -> str:
+        """End it now; returns what it has said."""
+        self.process.kill()
+        self.process.wait()
+        self.said.seek(0)
+        words = self.said.read()
+        self.said.close()
+        print(words)  # noqa: T201
+        return words
 
 
 class Host:
@@ -150,9 +162,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
         yield found
 
 
-def blocks() -> list[str]:
-    """The commands of the section on machines of one's own, as they are written."""
-    section = GUIDE.partition("## Machines of your own")[2].partition("\n## ")[0]
+def blocks(section: str) -> list[str]:
+    """The commands of a section, as they are written."""
+    section = GUIDE.partition(f"## {section}")[2].partition("\n## ")[0]
     return re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
 
 
@@ -164,45 +176,131 @@ def filled(block: str, words: Mapping[str, str]) -> str:
     return block
 
 
+MACHINES, TLS = "Machines of your own: `ray start`", "TLS on machines of your own"
+
+
 def test_the_guide_has_the_steps_that_are_followed_below() -> None:
-    token, head, other, job = blocks()
+    token, head, other, job = blocks(MACHINES)
     assert "ray get-auth-token --generate" in token
     assert "ray start --head " in head
     assert "ray start --address=HEAD:6379 " in other
     assert [shlex.split(line, comments=True)[1] for line in job.strip().splitlines()] == ["harness", "harness"]
+    authority, machine, use = blocks(TLS)
+    assert "authority.key" in authority
+    assert "ADDRESS.crt" in machine
+    assert use.startswith("export RAY_USE_TLS=1 ")
+
+
+def give_certificates(machines: Sequence[Host]) -> str:
+    """Follow the section on TLS; returns the commands before all others."""
+    authority, machine, use = blocks(TLS)
+    maker = machines[0]
+    maker.run(authority)
+    for host in machines:
+        maker.run(filled(machine, {"ADDRESS": host.address}))
+        for suffix in ("key", "crt"):
+            shutil.copy(maker.folder / f"{host.address}.{suffix}", host.folder / ".ray" / f"machine.{suffix}")
+        shutil.copy(maker.folder / "authority.crt", host.folder / ".ray" / "authority.crt")
+        assert (host.folder / ".ray" / "machine.key").stat().st_mode & 0o777 == 0o600
+    return use
+
+
+EAVESDROPPER = """
+import socket
+line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+line.bind(("eth0", 0))
+with open("heard", "wb", buffering=0) as heard:
+    while True:
+        heard.write(line.recv(70_000))
+"""
 
 
 @pytest.mark.live
 @pytest.mark.timeout(900)
-def test_the_guide_is_followed_literally_on_four_hosts() -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["token", "token and TLS"])
+def test_the_guide_is_followed_literally_on_four_hosts(*, tls: bool) -> None:
     if reason := why_not():
         pytest.skip(reason)
-    token, on_head, on_others, job = blocks()
+    token, on_head, on_others, job = blocks(MACHINES)
     with hosts(4) as (head, *others):
         head.run(token)
         for host in others:  # "copy it to ~/.ray/auth_token on all others (mode 0600)"
             shutil.copytree(head.folder / ".ray", host.folder / ".ray")
             assert (host.folder / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
-        head.start_ray(filled(on_head, {"HEAD": head.address}))
+        use = give_certificates([head, *others]) if tls else ""
+        (head.folder / "listen.py").write_text(EAVESDROPPER)
+        eavesdropper = head.begin("exec python listen.py")
+        head.start_ray(use + filled(on_head, {"HEAD": head.address}))
         for index, host in enumerate(others):
-            host.start_ray(filled(on_others, {"HEAD": head.address, '"n0"': f'"n{index}"'}))
+            host.start_ray(use + filled(on_others, {"HEAD": head.address, '"n0"': f'"n{index}"'}))
 
         (head.folder / "three.toml").write_text(SCENARIO)
         dry, live = filled(job, {"HEAD": head.address, "SCENARIO": "three.toml"}).strip().splitlines()
-        said = head.run(dry)
+        said = head.run(use + dry)
         for index, host in enumerate(others):
             assert f"n{index}  on {host.address}, 1 CPU" in said
-        said = head.run(live)
+        said = head.run(use + live)
         assert "target after" in said, said
         score = json.loads((head.folder / "deployed" / "three" / "score.json").read_text())
         assert score["status"] == "target"
 
-        # Who has no token is refused, and the cluster's own processes have the ports that the guide says.
-        (others[0].folder / ".ray" / "auth_token").write_text("0" * 64)
+        assert eavesdropper.process.poll() is None
+        eavesdropper.end()
+        heard = (head.folder / "heard").read_bytes()
+        assert len(heard) > 100_000
+        assert ((head.folder / ".ray" / "auth_token").read_bytes().strip() in heard) == (not tls)
+
+        # Who has no token, or no certificate, is refused; the cluster's own processes have the ports that the guide says.
+        if not tls:
+            (others[0].folder / ".ray" / "auth_token").write_text("0" * 64)
         deploy = f"RAY_AUTH_MODE=token harness deploy {head.folder}/three.toml --address {head.address}:6379"
         status, said = others[0].begin(deploy).ended()
         assert status == 2, said
+        assert not tls or "RAY_USE_TLS=1" in said
         listening = {int(port) for port in re.findall(r":(\d+) ", head.run("ss -Hltn"))}
         assert {6379, 6380, 6381} <= listening
         system = range(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
         assert not [port for port in listening if not (6379 <= port <= 6385 or 10000 <= port <= 10199 or port in system)]
+
+
+SRUN = """#!/bin/bash
+# Starts here what Slurm would start on the other machines.
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+
+
+def batch(host: Host) -> Command:
+    """Slurm's part: run the batch file on a host, in an allocation of two machines."""
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    return host.begin(f"PATH=~/bin:$PATH exec bash {ROOT}/harness/live/clusters/live.sbatch slow.toml", **environment)
+
+
+def its_time_is_over(command: Command, words: str) -> tuple[int, str]:
+    """Send the batch file SIGTERM, and nobody else, once it has said that."""
+    end = time.monotonic() + 200
+    while words not in command.heard():
+        assert command.process.poll() is None, command.heard()
+        assert time.monotonic() < end, command.heard()
+        time.sleep(0.5)
+    (shell,) = Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split()
+    os.kill(int(shell), signal.SIGTERM)
+    return command.ended()
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_the_batch_file_leaves_a_checkpoint_when_its_time_is_over_and_goes_on_from_it() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with hosts(1) as (host,):
+        (host.folder / "bin").mkdir()
+        (host.folder / "bin" / "srun").write_text(SRUN)
+        (host.folder / "bin" / "srun").chmod(0o755)
+        slow = SCENARIO.replace("count = 3", "count = 2").replace("worker_count = 2", "worker_count = 1")
+        (host.folder / "slow.toml").write_text(slow.replace("learning_rate = 0.2", "learning_rate = 1e-6"))
+        for words in ("Starting 1 worker, 1 server", "Resuming after"):
+            status, said = its_time_is_over(batch(host), "clocks (")
+            assert status == 143, said
+            assert words in said
+            assert "has a checkpoint. The same command with --resume goes on." in said

@@ -1,5 +1,7 @@
 """`harness deploy`: what it refuses, what it says beforehand, and one job on Ray from its start to its end."""
 
+import errno
+import io
 import json
 import os
 import re
@@ -11,28 +13,34 @@ import sys
 import tempfile
 import time
 import uuid
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 import safetensors.numpy
+from rich.console import Console
 
 from harness.cli.main import main
-from harness.live.deploy import job_folder
-from harness.live.deploy.deployment import Deployment, _how_to_go_on, described
-from harness.live.driver.checkpoints import checkpoint_file
+from harness.live.deploy import deployment, job_folder
+from harness.live.deploy.deployment import Deployment, _how_to_go_on, deploy, described
+from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.system import LiveSystem
+from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load
 from tests.live.support.clusters import alone
+from tests.live.support.pretend import PretendProcesses
 from tests.support.made_up import score_row
-from traces import schema, store
+from traces import parts, record, schema, store
 from traces.exchanges import Exchange, read_log
-from traces.parts import check_trace
+from traces.parts import TraceWriter, check_trace
 from tuners import resolve
-from tuners.actions import Free, Reconfigure
+from tuners.actions import Free, Reconfigure, Run
 
 ROOT = Path(__file__).parents[3]
 
@@ -144,6 +152,15 @@ def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
     assert described(wanted)[-1] == "Nothing was started."
 
 
+def test_a_dry_run_of_a_contest_names_its_tuners_and_its_folder(here, capsys):
+    assert main(["deploy", "small.toml", "--tuners", "fixed,ssp[staleness=2]", "--seeds", "2"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "A contest of fixed, ssp[staleness=2], 2 seeds each. Its first job:"
+    assert "tuner      fixed, seed 0" in said
+    assert "folder     deployed/small-contest" in said
+    assert said[-1] == "Start it with:  harness deploy --live small.toml --tuners 'fixed,ssp[staleness=2]' --seeds 2"
+
+
 def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     sleeps, episode = (
         "probability = 0.5, mean_seconds = 1.0",
@@ -159,6 +176,17 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     assert "Not applied" not in capsys.readouterr().out
+
+
+def test_what_is_emulated_is_said_when_it_starts(here, monkeypatch):
+    def stops(*_, **__):
+        raise RuntimeError("stopped by the test")
+
+    monkeypatch.setattr(launch, "cluster", stops)
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        deploy(Deployment(load("small.toml"), resolve("fixed"), 0, here / "out", emulate="nodes"), console)
+    assert "Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links.\n" in console.file.getvalue()
 
 
 def test_links_that_cannot_be_emulated_are_refused_with_the_reason(here, capsys, monkeypatch):
@@ -278,6 +306,46 @@ def test_exchanges_wait_while_the_disk_is_full(here):
     assert log.written == 4
     log.close()
     assert list(job_folder.exchanges_of(here)) == read_log(here / job_folder.LOG) == exchanges
+
+
+def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, monkeypatch):
+    """Only the last checkpoint, and the recording's end, cannot wait."""
+    monkeypatch.setattr(deployment, "TraceWriter", partial(TraceWriter, part_rows=8))
+    monkeypatch.setattr(record, "_BATCH", 8)
+    monkeypatch.setattr(job_saver, "CHECKPOINT_SECONDS", 0.05)
+    write, full = parts.write_bytes, [True]
+
+    def written(path, data):
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    for module in (parts, checkpoint_file, job_folder):
+        monkeypatch.setattr(module, "write_bytes", written)
+    said = []
+
+    def tuner(job):
+        for number in range(20):
+            if number == 10:
+                said.extend(what for _, what in live.job_status().events)
+                full.clear()
+            yield from Run(clocks=20)
+        yield from Reconfigure(replace(job.start, learning_rate=1.0))
+
+    (here / "small.toml").write_text(SMALL.replace("value = 1.2", "value = 0.5"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here)
+    spec, kept = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(here)
+    log = job_folder.ExchangeLog(kept, here)
+    processes = PretendProcesses(spec.job, learning=0.05)
+    processes.answers.saved = lambda _: {0: {"parameters": spec.parameters}}
+    with LiveSystem(spec, processes, keep=partial(deployment._keep, wanted, spec, log)) as live:
+        played = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), lambda _: None)
+    log.close()
+    assert "the checkpoint is not written: No space left on device" in said
+    assert played.outcome.status == "target"
+    assert (here / job_folder.CHECKPOINT).exists()
+    windows = [e.answer for e in read_log(here / job_folder.LOG) if isinstance(e.action, Run)]
+    assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
 
 
 @pytest.mark.parametrize("harm", ["a bit", "cut", "other"])

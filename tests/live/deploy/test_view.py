@@ -4,12 +4,16 @@ import io
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
-from harness.live.deploy.beside_simulation import RunFigures, beside
+from harness.drive import play
+from harness.live.deploy.beside_simulation import RunFigures, beside, measured
 from harness.live.deploy.progress_view import drawn, line, watched
 from harness.live.driver.view.status import JobStatus, NodeStatus
+from harness.scenario import parse, system
+from tuners import resolve
 from tuners.actions import Setting
 
 SETTING = Setting(workers=("n0", "n1"), servers=("n2",), policy="ssp", staleness=2, momentum=0.9, transfer_bits=16)
@@ -92,3 +96,31 @@ def test_a_live_and_a_simulated_run_are_compared():
     assert rows["iteration time"][-5:] == ["10", "ms", "10", "ms", "1.00"]
     assert rows["reconfigurations"][-3:] == ["1", "0", "-"]
     assert "The target was not reached in simulation; completion time is the budget then." in " ".join(said.split())
+
+
+ONE_NODE = """
+summary = "Worker and server on one node, so that a pull takes no time."
+[cluster]
+nodes = [{ type = "process", count = 1, prefix = "n" }]
+[workload]
+name = "digits-logistic"
+[start]
+workers = ["n0"]
+servers = ["n0"]
+learning_rate = 0.1
+[target]
+metric = "accuracy"
+value = 1.0
+[budget]
+seconds = 20
+"""
+
+
+def test_a_part_that_takes_no_time_in_simulation_has_no_ratio():
+    """What is left of rounding would give one of 1e21."""
+    scenario = parse(ONE_NODE, name="one", origin=Path("one.toml"))
+    played = play(resolve("fixed").factory, system(scenario, 0))
+    simulated = measured(played, played.exchanges)
+    assert simulated.part_seconds[1] == 0.0 < simulated.part_seconds[0]
+    rows = [text.split() for text in shown(beside(FIGURES, simulated)).splitlines()]
+    assert next(row for row in rows if row[:1] == ["pull"]) == ["pull", "3", "ms", "0", "ms", "-"]

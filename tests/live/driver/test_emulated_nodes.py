@@ -1,5 +1,6 @@
 """Nodes of a live job that come, go and slow down as the scenario says: the tuner sees what it sees in the simulator."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -71,10 +72,22 @@ def test_a_job_that_has_lost_all_its_nodes_continues_on_those_that_join(tmp_path
 def test_a_job_that_has_lost_too_many_nodes_ends_when_no_other_will_join():
     n3_fails, too = ALL_FAIL.replace("0.9", "0.0"), '  { nodes = ["n3"], seconds = 0.9, event = "fails" },\n]'
     made = spec(n3_fails.removesuffix("]") + too, TWO)
+    why = "Too few nodes are left to continue on (n1), and no other will join."
+
+    def fixed(_):
+        yield from ()
+
+    in_simulation = play(fixed, system(made.scenario, 0))
     with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
-        with pytest.raises(RuntimeError, match=r"too few nodes are left to continue on \(n1\), and no other will join"):
-            live.perform(Run(clocks=1_000_000))
+        played = play(fixed, live)
+        assert played.outcome.status == in_simulation.outcome.status == "deadlock"
         assert live.now > 0.6
+        assert why in history(live)
+        assert [c.done for e in played.exchanges for c in e.answer.changes][-1:] == [
+            False
+        ]  # a recovery that was not possible
+        with pytest.raises(RuntimeError, match=re.escape(why)):
+            live.checkpoint()
 
 
 def test_a_node_that_will_leave_works_on_but_takes_no_new_role():
@@ -99,6 +112,7 @@ def test_a_node_that_joins_later_can_be_used_then():
         while not events(seen):
             seen.append(live.perform(Run(seconds=0.05)))
         assert events(seen) == [("n1", "joined")]
+        assert "n1 has joined" in history(live)
         assert live.perform(Reconfigure(wider)).done
     absent = spec('nodes = [{ nodes = ["n0"], seconds = 0.5, event = "joins" }]', start)
     with pytest.raises(ValueError, match="Cannot use node 'n0'"):

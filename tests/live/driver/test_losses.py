@@ -1,6 +1,7 @@
 """Processes that die at any moment: a live job trains on, and its model counts every push that is not reported as lost."""
 
 import re
+import threading
 import time
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
-from tests.live.support.threads import thread_processes
+from tests.live.support.threads import ThreadProcesses, thread_processes
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Run
 
 SPEC = Ones("ones", "ones.toml", ONES, 0)
@@ -143,6 +144,28 @@ def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path)
         until(live, lambda: idle(live, {"n1"}) and live.job_status().setting.workers == ("n0",))
         live.checkpoint()
     with thread_processes(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
+        until_whole(live)
+        assert assert_counts(live) == 0
+
+
+def test_a_worker_whose_computation_hangs_is_named_and_replaced(processes, monkeypatch):
+    """It is heard all the time: heartbeats come from another thread."""
+    goes_on, compute, end = threading.Event(), Ones.compute, ThreadProcesses._end
+
+    def hangs(spec, task):
+        if threading.current_thread().name == "worker/n1":
+            goes_on.wait(60)
+        return compute(spec, task)
+
+    goes_on.set()
+    monkeypatch.setattr(Ones, "compute", hangs)
+    monkeypatch.setattr(ThreadProcesses, "_end", lambda made, names: goes_on.set() or end(made, names))
+    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=1.0)) as live:
+        live.perform(Run(clocks=20))
+        goes_on.clear()
+        assert live.perform(Run(clocks=50)).clocks >= 50
+        assert re.search(r"no push for \d+ s: worker/n1 has not computed mini-batch \d+", history(live))
+        assert "worker/n1 is lost: training waited for it for too long" in history(live)
         until_whole(live)
         assert assert_counts(live) == 0
 

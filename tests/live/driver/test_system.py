@@ -307,10 +307,11 @@ def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(l
     child = live.perform(Fork(0, replace(start, workers=start.workers[:2])))
     carry_out, changes = live.control.carry_out, [start]
 
-    def and_then_it_changes(make):
-        carry_out(make)
+    def and_then_it_changes(make, latest_seconds):
+        done = carry_out(make, latest_seconds)
         if changes:
             live.control.view.branches[child].setting = changes.pop()
+        return done
 
     pretend.stop([f"worker/{start.workers[2]}"])
     monkeypatch.setattr(live.control, "carry_out", and_then_it_changes)

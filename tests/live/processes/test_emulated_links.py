@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -103,6 +104,19 @@ def test_nothing_is_left_of_a_driver_that_is_killed():
     driver.communicate()
     while any(network.exists() for network in networks):  # pytest's limit ends this if it must
         time.sleep(0.01)
+
+
+@needs_root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_links_outlive_a_signal_to_all_processes(number):
+    """A job that is stopped by it still makes its last checkpoint."""
+    with emulated_links({"a": 1e6}) as made:
+        networks = [Path(made.of(node)[1]) for node in ("a", "")]
+        for network in networks:
+            os.kill(int(network.parts[2]), number)
+        time.sleep(0.2)
+        assert all(network.exists() for network in networks)
+    assert not any(network.exists() for network in networks)
 
 
 def test_without_root_or_a_command_links_are_refused_with_the_reason(monkeypatch):

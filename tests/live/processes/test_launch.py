@@ -86,6 +86,19 @@ def test_each_worker_sees_a_device_of_its_own():
     assert seen["server/n2"] == seen["server/n3"] == ""
 
 
+CHOSEN = """
+from harness.live.processes.host import choose_device
+choose_device(accelerated=False)
+import os, jax
+print(jax.default_backend(), os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"])
+"""
+
+
+def test_a_process_without_a_device_computes_on_its_cpu_and_memory_is_taken_when_it_is_needed():
+    made = subprocess.run([sys.executable, "-c", CHOSEN], capture_output=True, text=True, timeout=100, check=True)  # noqa: S603
+    assert made.stdout.split() == ["cpu", "false"]
+
+
 def test_cpus_of_a_private_cluster_are_not_counted():
     placement = place_nodes(nodes(2), [ClusterNode("1", "127.0.0.2", math.inf)])
     assert str(placement) == "n0  on 127.0.0.2\nn1  on 127.0.0.2"

@@ -3,12 +3,17 @@
 import os
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+import ray
 
 from harness.live.processes import launch
+from harness.live.processes.actors import Endpoint, ProcessSpec
+from harness.live.protocol.blocks import Layout
 from harness.ray_cluster import protected
 from tests.live.support.clusters import alone
 
@@ -38,6 +43,14 @@ def test_a_cluster_of_several_machines_needs_a_token_or_tls(monkeypatch, setting
             launch._check_protected("h:1", {"10.0.0.1", "10.0.0.2"})
 
 
+def test_a_process_does_not_start_on_a_machine_without_either(monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_USE_TLS"):
+        monkeypatch.delenv(name, raising=False)
+    process = ProcessSpec("server/n0", 1, "c", Endpoint("zmq", "a"), False, True, Layout(8, 4), "sgd", "each")
+    with pytest.raises(RuntimeError, match="Ray has neither a token nor TLS on this machine"):
+        process.run(SimpleQueue(), threading.Event())
+
+
 PRIVATE = """
 import sys
 import ray
@@ -58,6 +71,13 @@ def private_cluster(**settings):
         yield process.pid, *process.stdout.readline().split()
         process.stdin.close()
     assert process.returncode == 0
+
+
+def test_services_of_a_private_cluster_do_not_talk_to_the_user():
+    own = ray._private.worker.listen_error_messages
+    with launch._few_services():
+        assert ray._private.worker.listen_error_messages is not own
+    assert ray._private.worker.listen_error_messages is own
 
 
 @pytest.mark.timeout(300)

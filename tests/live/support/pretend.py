@@ -242,7 +242,7 @@ class PretendCoordinator:
         return b"as it is"
 
     def saved(self, index):
-        return {}
+        return {number: {"parameters": np.zeros(1, np.float32)} for number in self.of.branches}
 
     def lose(self, names):
         for name in names:

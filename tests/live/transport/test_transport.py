@@ -5,6 +5,7 @@ import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+import cloudpickle
 import numpy as np
 import pytest
 import zmq
@@ -267,6 +268,12 @@ def test_the_secret_half_is_not_printed():
     assert repr(keys) == f"KeyPair({keys.name})"
     assert keys.secret.decode() not in repr(keys)
     assert keys != KeyPair.fresh()
+
+
+def test_keys_travel_in_no_argument_of_ray():
+    """Whoever reads the line to Ray's head reads the arguments of actors, unless TLS is on."""
+    with pytest.raises(TypeError, match="Cannot send KeyPair"):
+        cloudpickle.dumps((1, {"keys": KeyPair.fresh()}))
 
 
 def test_kept_keys_are_the_same_and_for_their_owner_only(tmp_path):

@@ -100,7 +100,7 @@ def test_the_plain_form_has_an_interval_from_its_errors_with_own_combinations_le
     for _ in range(20):
         rows = [noisy(r) for r in GRID]
         told = validation.left_out(rows)
-        inside.extend(abs(np.log([r.cycle_seconds for r in rows] / told.cycle.seconds)) < told.widths[:, 0])
+        inside.extend(abs(np.log([r.cycle_seconds for r in rows] / told.cycle.seconds)) < told.widths[:, 0, 0])
     assert 0.88 < np.mean(inside) < 0.96  # of 640, of which rows of one recording are not independent
     few = [r for r in GRID if r.policy == "asp" and r.workers == 1 and r.servers == 1]
     assert np.isnan(validation.left_out(few).widths).all()  # one combination tells nothing
@@ -207,18 +207,18 @@ def test_intervals_cover_nine_recorded_values_of_ten():
         residuals = tuple(Residual(("asp", i, 1), False, (x - mean) / math.sqrt(1 - 1 / 8)) for i, x in enumerate(known))
         made = Fit(Constants(), {}, {}, {}, 8, 0.0, residuals=residuals)
         error = np.array([float(np.std(known, ddof=1)) / math.sqrt(8)])
-        inside += abs(new - mean) < log_half_widths(made, [one], error)[0]
+        inside += abs(new - mean) < log_half_widths(made, [one], error)[0, 0, 0]
     assert inside / 2000 == pytest.approx(0.9, abs=0.02)  # three standard errors of a share are 0.02
 
 
 def test_without_a_degree_of_freedom_there_is_no_interval():
     one = tuple(Residual(("asp", 2, 1), False, 0.01 * i) for i in range(5))
-    assert math.isnan(log_half_widths(replace(FIT["toy"], residuals=one), [row(1, 1)], np.zeros(1))[0])
+    assert math.isnan(log_half_widths(replace(FIT["toy"], residuals=one), [row(1, 1)], np.zeros(1))[0, 0, 0])
     two = (*one, Residual(("asp", 3, 1), False, 0.02))
     sure = replace(FIT["toy"], residuals=two)
-    assert log_half_widths(sure, [row(1, 1)], np.zeros(1))[0] > 0
+    assert log_half_widths(sure, [row(1, 1)], np.zeros(1))[0, 0, 0] > 0
     unsure = replace(sure, intervals={"sample_seconds": None}, covariance=np.zeros((1, 1)))
-    assert math.isnan(log_half_widths(unsure, [row(1, 1)], np.zeros(1))[0])
+    assert math.isnan(log_half_widths(unsure, [row(1, 1)], np.zeros(1))[0, 0, 0])
 
 
 def test_only_parts_of_the_physics_that_are_on_can_be_left_out():

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import harness
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
 from simulators.engine import loop
@@ -53,6 +54,35 @@ def test_servers_throttle_pulls():
         tokens = 50 / 4.5 * 3 + (tokens - (50 - 50 / 4.5) if left == 0 else 0.0)
     assert seen.pull_seconds.tolist() == pytest.approx(expected)
     assert max(expected) > 1.01
+
+
+def test_servers_tell_the_rate_that_an_empty_bucket_leaves_them():
+    """Of 50 bytes, at most one has a token, and the others leave at the refill rate; the other server sends 100 bytes/s."""
+    run = alone(msgspec.structs.replace(CALM, buckets=(Bucket(("b",), 1.0, 5.0),)))
+    parts = [run.perform(Run(clocks=n)).servers for n in (1, 2, 3)]
+    for throttled, free in parts:
+        assert throttled.pull_bytes / throttled.pull_seconds == pytest.approx(50 / (49 / 5 + 1 / 100), rel=0.02)
+        assert free.pull_bytes / free.pull_seconds == pytest.approx(100.0)
+    plenty = alone(msgspec.structs.replace(CALM, buckets=(Bucket(("b",), 1e9, 5.0),))).perform(Run(clocks=6)).servers
+    assert plenty == alone(CALM).perform(Run(clocks=6)).servers
+
+
+def test_cruise_uses_more_servers_where_buckets_throttle_them():
+    tables = {
+        "cluster": {"nodes": [{"type": "m4.xlarge", "count": 8}]},
+        "workload": {"name": "cruise-mlr"},
+        "start": {"worker_count": 6},
+        "free": {"worker_count": {"integer": [1, 7]}},
+        "target": {"metric": "clocks", "value": 300},
+        "budget": {"seconds": 60_000},
+        "conditions": {
+            "buckets": [{"nodes": [f"n{i}" for i in range(8)], "capacity_bytes": 1e9, "refill_bytes_per_second": 1.5e7}]
+        },
+    }
+    arena = harness.scenario(name="throttled", **tables)
+    cruise, fixed = (harness.play(arena, t, seed=0).score for t in ("cruise", "fixed"))
+    assert cruise.final_workers < 6
+    assert cruise.completion_seconds < fixed.completion_seconds
 
 
 def test_a_bucket_that_is_never_empty_changes_nothing():

@@ -65,7 +65,7 @@ def demands(draw, queue):
         apply_seconds=draw(st.floats(0.01, 1.0)) if queue and draw(st.booleans()) else 0.0,
         apply_exponent=draw(st.sampled_from([1.0, 0.7])),
         commit_seconds=draw(st.sampled_from([0.0, 0.1])) if queue else 0.0,
-        master_seconds=draw(st.sampled_from([0.0, 0.2])),
+        step_seconds=draw(st.sampled_from([0.0, 0.2])),
         master_sample_seconds=draw(st.sampled_from([0.0, 0.01])),
     )
 

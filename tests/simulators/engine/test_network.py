@@ -124,7 +124,7 @@ def test_no_discipline_leaves_bandwidth_idle_that_a_transfer_could_use(limits, c
 def test_two_papers_cost_models_are_the_transfer_times_of_equal_disjoint_shards(workers, servers, model_bytes, speed):
     """Cruise (Lee et al. 2019): max(w m_j / b, sum m_j / b). BOAT (Dalibard et al. 2017): max over machines of what it
     transfers / its connection's speed. With w workers and s servers, disjoint, equal shards, both are
-    max(P, w P / s) / speed; `papers/notes.md` asks for the equality."""
+    max(P, w P / s) / speed."""
     shards = [model_bytes / servers] * servers
     cruise = max(workers * shards[0] / speed, sum(shards) / speed)
     moved = [model_bytes] * workers + [workers * shard for shard in shards]

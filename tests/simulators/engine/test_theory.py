@@ -61,11 +61,13 @@ def product_form_rate(workers, servers, z, push=0.0):
     return total[workers - 1] / total[workers]
 
 
-def test_the_formula_is_that_of_the_calibration():
-    """NMF of Cruise, z = 1.77: epoch times over the best of `published/calibration.md` section 1."""
+def test_the_formula_gives_the_epoch_times_of_another_simulation():
+    """NMF of Cruise, z = 1.77: epoch times of four splits over that of 23 workers and 9 servers. A separate event simulation
+    found 1.207, 1.010, 1.040 and 1.584."""
     best = product_form_rate(23, 9, 1.77)
     ratios = [best / product_form_rate(w, s, 1.77) for w, s in ((18, 14), (22, 10), (24, 8), (27, 5))]
     assert ratios == pytest.approx([1.216, 1.010, 1.035, 1.580], abs=0.001)
+    assert ratios == pytest.approx([1.207, 1.010, 1.040, 1.584], rel=0.01)
 
 
 CLUSTERS = [(18, 14), (22, 10), (23, 9), (24, 8), (27, 5)]

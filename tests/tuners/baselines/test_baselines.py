@@ -1,5 +1,6 @@
 """The searches that MLtuner is compared with: what each trains, for how long, and what it keeps."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -53,6 +54,7 @@ def test_an_epoch_is_one_pass_whatever_the_mini_batch():
     of = job(Choice("batch_size", (10, 30)))
     assert epoch_clocks(of, of.start) == 50
     assert epoch_clocks(of, of.space.setting({"batch_size": 30})) == 17  # 16.7 of 30 samples
+    assert epoch_clocks(of, replace(of.start, local_steps=5)) == 10  # a push has the samples of five mini-batches
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(1, 5))

@@ -71,6 +71,16 @@ def test_the_start_is_even_and_a_schedule_is_free():
     assert not schedules.is_free(scenario.job(scenario.load("digits")))
 
 
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["worker", "server", "both", "idle"]), min_size=4, max_size=4))
+def test_roles_alone_make_a_setting_whose_workers_share_the_batch(roles):
+    values = {f"role/{node}": role for node, role in zip(("g0", "g1", "b0", "b1"), roles, strict=True)}
+    found = JOB.space.setting(values)
+    if found.workers and found.servers:
+        JOB.space.check(found)
+        assert sum(map(sum, found.loads)) == 64
+
+
 @settings(max_examples=50)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 64]))
 def test_any_weights_give_a_whole_batch_and_only_who_has_samples_works(seed, batch):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import harness
 from tests.support.toy import job, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, ServerWindow, Setting, Space
 from tuners.cruise import cruise
@@ -491,3 +492,38 @@ def test_no_oscillation_on_a_noisy_toy(seed, model, overlap):
     asked = [e.action.setting for e in log if isinstance(e.action, Reconfigure)]
     assert len(asked) <= 4  # shares may be mended once roles are found: each time for twice the gain
     assert len({(s.workers, s.servers) for s in asked}) == 1
+
+
+DEMAND = {"samples": 512_000, "model_bytes": 12e7, "fixed_seconds": 0.9, "sample_seconds": 0.32}
+
+
+def shared(start):
+    """Two fast machines and two slow ones train synchronously in batches of 256, which loads divide."""
+    return harness.scenario(
+        name="shared",
+        cluster={"nodes": [{"type": "m4.large", "count": 2}, {"type": "m4.xlarge", "count": 2}]},
+        workload={"name": "cruise-nmf", "overrides": DEMAND},
+        start={**start, "global_batch_size": 256, "policy": "bsp"},
+        free={"role/*": {"choice": ["idle", "worker", "server", "both"]}, "load/*": {"real": [0.0, 1.0]}},
+        target={"metric": "samples", "value": 30_000},
+        budget={"seconds": 20_000},
+    )
+
+
+@pytest.mark.parametrize(("tuner", "most"), [("cruise", 0.9), ("bo_online", 1.1), ("optimus", 0.8), ("dlrover_rm", 0.8)])
+def test_where_loads_divide_a_batch_roles_are_tuned_too(tuner, most):
+    """Settings without loads were refused there, so that nothing ever changed, or workers could only become fewer."""
+    arena = shared({"workers": ["n0"], "servers": ["n3"]})
+    found, fixed = (harness.play(arena, t, seed=0).score for t in (tuner, "fixed"))
+    assert found.reconfigurations > 0
+    assert found.completion_seconds < most * fixed.completion_seconds
+
+
+def test_cruise_divides_the_batch_by_speed_and_keeps_what_is_best():
+    played = harness.play(shared({"workers": ["n0", "n1", "n2"], "servers": ["n3"]}), "cruise", seed=0)
+    changed = [e.action.setting for e in played.exchanges if isinstance(e.action, Reconfigure)]
+    assert 1 <= len(changed) <= 2  # and not the same again and again
+    for setting in changed:
+        assert sum(map(sum, setting.loads)) == 256
+    load = dict(zip(changed[0].workers, map(sum, changed[0].loads), strict=True))
+    assert load["n2"] > 1.3 * load["n0"]  # four cores, two cores

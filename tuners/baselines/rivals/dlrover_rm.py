@@ -18,7 +18,7 @@ from functools import partial
 
 from tuners.actions import Job, Method, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.baselines.rivals.speed_model import Pair, Seconds, roles_are_held, tuned
+from tuners.baselines.rivals.speed_model import Pair, Speed, roles_are_held, tuned
 from tuners.factory_options import Count, NonNegative, Share
 
 __all__ = ["by_worth", "dlrover_rm", "terms"]
@@ -37,7 +37,8 @@ def dlrover_rm(job: Job, *, samples: Count = 4, clocks: Count = 3, gain: NonNega
     """
     if not roles_are_held(job):
         choose = partial(by_worth, slack=1.0 if job.target.minimise == "usd" else slack)
-        method: Method | None = "migrate" if "migrate" in job.methods else None  # the paper's jobs do not stop for a change
+        # The paper's jobs do not stop for a change, and its workers fetch their data as they go: only parameters move.
+        method: Method | None = next((m for m in ("relocate", "migrate") if m in job.methods), None)
         yield from tuned(job, terms, choose, samples=samples, clocks=clocks, gain=gain, method=method)
 
 
@@ -46,8 +47,8 @@ def terms(workers: int, servers: int) -> tuple[float, ...]:
     return 1.0, workers / servers, 1.0 / servers
 
 
-def by_worth(seconds: Seconds, able: frozenset[Pair], *, slack: float) -> Pair:
+def by_worth(speed_of: Speed, able: frozenset[Pair], *, slack: float) -> Pair:
     """Of the pairs whose speed is within `slack` of the fastest, the one with the highest speed per machine."""
-    speed = {pair: pair[0] / max(seconds(pair), 1e-12) for pair in sorted(able)}
+    speed = {pair: speed_of(pair) for pair in sorted(able)}
     fastest = max(speed.values())
     return max((p for p in speed if speed[p] >= (1 - slack) * fastest), key=lambda p: speed[p] / sum(p))

@@ -7,16 +7,16 @@ least squares without negative ones. Beginning with one of each, the scheduler a
 more, until machines are used up or nothing gains.
 
 From memory, and to be checked: the form of the terms. The paper has one more form for synchronous jobs, whose whole batch is
-shared out among the workers; here a worker's batch does not depend on how many there are, and both forms are this one. Where
-we differ: there is one job, so that the fit of its convergence, which decides between jobs, is not needed; samples are taken
-on the running job, and the fit is made again with what each move has shown.
+shared out among the workers: steps per second are 1 / (t0 M / w + t1 + t2 w / p + t3 w + t4 p), which is used where loads
+share out a batch. Where we differ: there is one job, so that the fit of its convergence, which decides between jobs, is not
+needed; samples are taken on the running job, and the fit is made again with what each move has shown.
 """
 
 from __future__ import annotations
 
 from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.baselines.rivals.speed_model import Pair, Seconds, roles_are_held, tuned
+from tuners.baselines.rivals.speed_model import Pair, Speed, roles_are_held, tuned
 from tuners.factory_options import Count, NonNegative
 
 __all__ = ["by_marginal_gain", "optimus", "terms"]
@@ -41,16 +41,12 @@ def terms(workers: int, servers: int) -> tuple[float, ...]:
     return 1.0, workers / servers, float(workers), float(servers)
 
 
-def by_marginal_gain(seconds: Seconds, able: frozenset[Pair]) -> Pair:
+def by_marginal_gain(speed: Speed, able: frozenset[Pair]) -> Pair:
     """The pair of `able` that is reached by adding, from (1, 1) on, a worker or a server, whichever gains more speed.
 
     Where machines may be idle, the first pair from which neither gains; else the fastest pair on the way.
     """
     most = max(w + p for w, p in able)
-
-    def speed(pair: Pair) -> float:
-        return pair[0] / max(seconds(pair), 1e-12)
-
     here, best = (1, 1), max(able, key=lambda pair: (-abs(pair[0] - 1) - abs(pair[1] - 1), pair))
     while sum(here) < most:
         grown = max(((here[0] + 1, here[1]), (here[0], here[1] + 1)), key=speed)

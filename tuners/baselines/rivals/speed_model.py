@@ -2,9 +2,8 @@
 
 What Optimus and DLRover-RM share: they measure the job under a few pairs (w, p), fit the seconds of a worker's mini-batch as
 a sum of terms with coefficients that are not negative, and move to the pair that the fit makes out as best. The terms and
-the choice are each paper's own. Machines count the same, as in both papers: the first w in the scenario's order are workers,
-the last p servers. Our own: which pairs are samples (`_SHARES`), and that a fit is not trusted far from them
-(`within_reach`).
+the choice are each paper's own. Machines count the same, as in both papers. Our own: which machines have which role
+(`with_roles`), which pairs are samples (`_SHARES`), and that a fit is not trusted far from them (`within_reach`).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ __all__ = [
     "Choose",
     "Pair",
     "Seconds",
+    "Speed",
     "Terms",
     "fitted",
     "pairs",
@@ -41,12 +41,15 @@ Terms: TypeAlias = Callable[[int, int], Sequence[float]]
 """The terms of the seconds of a mini-batch with w workers and p servers."""
 
 Seconds: TypeAlias = Callable[[Pair], float]
-"""The seconds of a worker's mini-batch, fitted; w / seconds is the job's speed in pushes per second."""
+"""The seconds of a worker's mini-batch, fitted."""
+
+Speed: TypeAlias = Callable[[Pair], float]
+"""The job's speed, of which only ratios count: workers over seconds, or one over seconds where they share one batch."""
 
 _SHARES = ((0.75, 0.25), (0.5, 0.5), (0.25, 0.25), (0.85, 0.15), (0.5, 0.2), (0.35, 0.65), (0.2, 0.4))
 """Workers and servers of the samples, of all machines."""
 
-Choose: TypeAlias = Callable[[Seconds, frozenset[Pair]], Pair]
+Choose: TypeAlias = Callable[[Speed, frozenset[Pair]], Pair]
 """The pair to move to, of those that the job can have."""
 
 
@@ -59,7 +62,10 @@ def roles_are_held(job: Job) -> str:
 def tuned(
     job: Job, terms: Terms, choose: Choose, *, samples: int, clocks: int, gain: float, method: Method | None = None
 ) -> Tuner:
-    """Measure `samples` pairs for `clocks` pushes per worker each; then fit, move where that gains, measure, fit again."""
+    """Measure `samples` pairs for `clocks` pushes per worker each; then fit, move where that gains, measure, fit again.
+
+    A pair that was measured is as fast as measured, so that the job goes back to the best one that it has seen.
+    """
     current, measured, refused, nodes = job.start, dict[Pair, float](), set[Pair](), job.nodes
     plan = [(pair, "a sample") for pair in _spread(pairs(job, nodes), samples, _pair(current))]
     while True:
@@ -88,11 +94,18 @@ def tuned(
         able = frozenset(p for p in pairs(job, nodes) if p not in refused and measured and within_reach(p, measured))
         if plan or not able or _pair(current) not in measured:
             continue
-        model, now = fitted(measured, terms), _pair(current)
-        best = choose(model, able)
-        faster = (best[0] / model(best)) / (now[0] / measured[now])
-        if best != now and faster > 1 + gain:
-            plan = [(best, f"{faster:.2f} times as fast by the fit")]
+        speed, now = _speed(job, measured, terms), _pair(current)
+        best = max(choose(speed, able), *(measured.keys() & able), key=speed)
+        if best != now and speed(best) > (1 + gain) * speed(now):
+            plan = [(best, f"{speed(best) / speed(now):.2f} times as fast by the fit")]
+
+
+def _speed(job: Job, measured: Mapping[Pair, float], terms: Terms) -> Speed:
+    """The speed as measured, elsewhere by a fit. Where all workers share one batch, each computes less of it the more they
+    are, and the job makes one step per push of each."""
+    shared = bool(job.space.whole_batch)
+    model = fitted(measured, (lambda w, p: (1.0 / w, *terms(w, p))) if shared else terms)
+    return lambda pair: (1 if shared else pair[0]) / max(measured.get(pair) or model(pair), 1e-12)
 
 
 def seconds_of_a_push(seen: Window) -> float:
@@ -111,12 +124,15 @@ def fitted(measured: Mapping[Pair, float], terms: Terms) -> Seconds:
 
 
 def pairs(job: Job, nodes: Sequence[Node]) -> Iterator[Pair]:
-    """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else up to all."""
+    """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else up to all; and
+    that of the start, which may have machines with both roles."""
     count, knob = len(nodes), job.space.knob("worker_count")
     for workers in range(1, count):
         for servers in (count - workers,) if knob is not None else range(1, count - workers + 1):
             if knob is None or knob.contains(workers):
                 yield workers, servers
+    if sum(_pair(job.start)) > count:
+        yield _pair(job.start)
 
 
 def _spread(able: Iterable[Pair], count: int, first: Pair) -> Iterator[Pair]:
@@ -138,14 +154,29 @@ def within_reach(pair: Pair, measured: Iterable[Pair]) -> bool:
 
 
 def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) -> Setting | None:
-    """`setting` with the first w of `nodes` as workers and the last p as servers; None where the job does not admit that."""
+    """`setting` with w of `nodes` as workers and p as servers; None where the job does not admit that.
+
+    Where roles are free, machines keep theirs as far as the numbers allow: moving training data or the model takes long. To
+    grow, idle machines come first, as workers in the scenario's order, as servers from its end. More roles than machines
+    are those of the start. A batch that all workers share is divided among them equally.
+    """
     workers, servers = pair
-    names = [n.name for n in nodes]
     values = job.space.values(setting)
     if job.space.knob("worker_count") is not None:
         values["worker_count"] = workers
-    role = dict.fromkeys(names[:workers], "worker") | dict.fromkeys(names[-servers:], "server")
+    names, used = [n.name for n in nodes], {*setting.workers, *setting.servers}
+    if workers + servers > len(names):
+        work, serve = list(job.start.workers), list(job.start.servers)
+    else:
+        work = [n for n in names if n in setting.workers][:workers]
+        serve = [n for n in reversed(names) if n in setting.servers and n not in work][:servers]
+        work += sorted((n for n in names if n not in (*work, *serve)), key=used.__contains__)[: workers - len(work)]
+        others = sorted((n for n in reversed(names) if n not in (*work, *serve)), key=used.__contains__)
+        serve += others[: servers - len(serve)]
+    role = {n: ("both" if n in serve else "worker") if n in work else "server" for n in (*work, *serve)}
     values |= {name: role.get(name.partition("/")[2], "idle") for name in values if name.startswith("role/")}
+    if job.space.whole_batch:
+        values = {name: value for name, value in values.items() if not name.startswith("load/")}
     made = job.space.setting(values)
     return made if _pair(made) == pair and job.space.admits(made) else None
 

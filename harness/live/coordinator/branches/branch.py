@@ -29,7 +29,7 @@ from simulators.engine.loop import Records
 from tuners.actions import Decision, Push, Rejected, Setting, Status, SyncPolicy, Target
 from tuners.system import check_no_table, check_no_timers
 
-__all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "PushFacts", "Shards"]
+__all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "ModelVersions", "PushFacts", "Shards"]
 
 _VERSIONS = 512  # remembered at least: the staleness of an older gradient is cut off there
 
@@ -95,6 +95,32 @@ class PushFacts(NamedTuple):
     loss_after: float = 0.0
 
 
+class ModelVersions:
+    """How many gradients a branch's model has, as of each entry of the log."""
+
+    def __init__(self, gradients: int = 0) -> None:
+        self.latest = gradients
+        self._from = [(-1, gradients)]  # (entry of the log, gradients from there on)
+
+    def copy(self) -> ModelVersions:
+        made = ModelVersions(self.latest)
+        made._from = self._from.copy()
+        return made
+
+    def add(self, gradients: int, index: int) -> None:
+        """So many gradients are applied by entry `index`."""
+        self.latest += gradients
+        self._from.append((index, self.latest))
+        # Cut off in large pieces, so that the cost per push is constant.
+        if len(self._from) > 2 * _VERSIONS:
+            del self._from[:_VERSIONS]
+
+    def applied_since(self, index: int) -> int:
+        """Gradients that were applied after entry `index`."""
+        at = bisect_right(self._from, (index, 2**62)) - 1
+        return self.latest - self._from[max(at, 0)][1]
+
+
 @cache
 def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[..., tuple[Any, jax.Array]]:
     """`decide`, compiled, with few arguments and results.
@@ -125,6 +151,9 @@ def _pickled(policy: SyncPolicy) -> bytes:
     return dumped
 
 
+_COPIED = (np.ndarray, dict, set, list, ModelVersions)
+
+
 class CoordinatorBranch:
     """One branch. `busy`: mini-batches in progress, by worker. `due`: workers that are released and cannot begin yet."""
 
@@ -141,7 +170,8 @@ class CoordinatorBranch:
         self.clocks = np.zeros(nodes, np.int32)  # pushes since the policy was installed
         self.begun = np.zeros(nodes, np.int32)  # mini-batches, by worker
         self.waiting_since_seconds = np.zeros(nodes)
-        self.pushes = self.samples = self.version = self.grouped = self.steps = 0
+        self.pushes = self.samples = self.grouped = self.steps = 0
+        self.versions = ModelVersions()
         self.inherited = 0  # pushes before the fork
         self.busy: dict[int, Cycle] = {}
         self.due: set[int] = set()
@@ -150,14 +180,13 @@ class CoordinatorBranch:
         self.rows: list[tuple[float, ...]] = []  # of pushes that the driver has not confirmed yet
         self.rows_taken = 0  # rows that it has confirmed
         self.staleness: dict[int, int] = {}  # by worker, of committed pushes that the policy has not decided on
-        self._versions: list[tuple[int, int]] = [(-1, 0)]  # (entry of the log, version from there on)
 
     def forked(self, number: int, *, testing: bool) -> CoordinatorBranch:
         """A new branch that continues from this one."""
         made = CoordinatorBranch(number, self.setting, self.policy, self.shards, testing=testing, groups=self.groups)
         for name, value in vars(self).items():
             if name not in ("number", "testing", "rows", "rows_taken"):
-                setattr(made, name, value.copy() if isinstance(value, np.ndarray | dict | set | list) else value)
+                setattr(made, name, value.copy() if isinstance(value, _COPIED) else value)
         made.inherited = self.pushes
         return made
 
@@ -182,7 +211,7 @@ class CoordinatorBranch:
         self.policy, self.active = policy, active
         self.state = jax.tree.map(np.asarray, policy.init(active))
         self.clocks[:] = 0
-        return self._waiting()
+        return self.waiting_workers()
 
     def halt(self, seconds: float) -> None:
         """Stop all workers and drop their mini-batches."""
@@ -204,7 +233,7 @@ class CoordinatorBranch:
         """Forget times and log indices of another coordinator: no worker has waited, and all versions before are one."""
         self._paused_seconds = seconds
         self.waiting_since_seconds[:] = seconds
-        self._versions = [(-1, self.version)]
+        self.versions = ModelVersions(self.versions.latest)
 
     def give_up(self, worker: int, seconds: float) -> None:
         """Drop a worker's mini-batch; from now on it waits."""
@@ -224,26 +253,23 @@ class CoordinatorBranch:
         self.staleness.pop(worker, None)
         return self.busy[worker]
 
-    def _waiting(self) -> list[int]:
+    def waiting_workers(self) -> list[int]:
+        """Workers that the policy holds back."""
         return (
             [] if self.halted else [int(w) for w in np.flatnonzero(self.active) if w not in self.busy and w not in self.due]
         )
-
-    def held_seconds(self, seconds: float) -> dict[int, float]:
-        """How long each worker that waits for the policy has waited by now."""
-        return {w: seconds - float(self.waiting_since_seconds[w]) for w in self._waiting()}
 
     # ----------------------------------------------------------------------------------------------------------- pushes
 
     def settle(self, facts: PushFacts, worker: str, index: int) -> tuple[CommitEntry, list[int]]:
         """A push is complete. Returns the log's entry at `index`, and the workers that the policy releases."""
-        staleness, cycle = self._staleness_of(facts.pulled), self.busy[facts.worker]
+        staleness, cycle = self.versions.applied_since(facts.pulled), self.busy[facts.worker]
         decision, released = self._decide(facts, staleness)
         return self._commit(worker, facts.worker, cycle, bool(decision.accept), bool(decision.step), index), released
 
     def advance(self, facts: PushFacts, worker: str, index: int) -> CommitEntry:
         """A push is complete under a policy that probes: it is applied now, and `settle_probed` asks the policy later."""
-        self.staleness[facts.worker] = self._staleness_of(facts.pulled)
+        self.staleness[facts.worker] = self.versions.applied_since(facts.pulled)
         return self._commit(worker, facts.worker, self.busy[facts.worker], True, True, index)
 
     def settle_probed(self, facts: PushFacts) -> list[int]:
@@ -256,11 +282,8 @@ class CoordinatorBranch:
         take = (step or not self.groups) and self.grouped > 0
         taken = self.grouped
         if take:
-            self.version, self.steps, self.grouped = self.version + taken, self.steps + 1, 0
-            self._versions.append((index, self.version))
-            # Cut off in large pieces, so that the cost per push is constant.
-            if len(self._versions) > 2 * _VERSIONS:
-                del self._versions[:_VERSIONS]
+            self.versions.add(taken, index)
+            self.steps, self.grouped = self.steps + 1, 0
         return CommitEntry(
             branch=self.number,
             worker=name,
@@ -273,11 +296,6 @@ class CoordinatorBranch:
             learning_rate=self.setting.learning_rate,
             momentum=self.setting.momentum,
         )
-
-    def _staleness_of(self, index: int) -> int:
-        """Gradients that were applied after entry `index` of the log."""
-        at = bisect_right(self._versions, (index, 2**62)) - 1
-        return self.version - self._versions[max(at, 0)][1]
 
     def _weight(self, worker: int) -> float:
         """The weight of a gradient in a mean over samples, as in `simulators.engine.learning`."""

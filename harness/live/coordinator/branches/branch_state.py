@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, PushFacts
+from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, ModelVersions, PushFacts
 from harness.live.protocol.plain_data import packed, unpacked
 from simulators.engine.loop import Records
 from tuners.actions import Setting, Status, SyncPolicy
@@ -64,7 +64,7 @@ _SAME: tuple[str, ...] = (
     "pushes",
     "samples",
 )
-_SAME += ("version", "grouped", "steps", "inherited", "busy", "due", "halted", "rows_taken")
+_SAME += ("grouped", "steps", "inherited", "busy", "due", "halted", "rows_taken")
 
 
 def branches_as_bytes(
@@ -77,6 +77,7 @@ def branches_as_bytes(
             policy_state=None if branch.state is None else [np.asarray(leaf) for leaf in jax.tree.leaves(branch.state)],
             rows=np.array(branch.rows, np.float64).reshape(-1, len(Records._fields)),
             staleness=branch.staleness,
+            version=branch.versions.latest,
             **{name: getattr(branch, name) for name in _SAME},
         )
         for branch in branches
@@ -97,15 +98,20 @@ def _restored(row: _Branch, job: LiveJob, policies: Mapping[int, SyncPolicy]) ->
     policy = policies.get(row.number)
     if policy is None:
         raise ValueError(f"Cannot restore branch {row.number}: its policy is not given.")
+    nodes, by_node = len(job.nodes), (row.active, row.clocks, row.begun, row.waiting_since_seconds)
+    fits = all(array.shape == (nodes,) for array in by_node) and row.rows.shape[1:] == (len(Records._fields),)
+    if not fits or not {*row.busy, *row.due, *row.staleness} <= set(range(nodes)):
+        raise ValueError(f"Cannot restore branch {row.number}: its state is damaged, or of a job with other nodes.")
     groups = job.aggregation != "each"
     shards = job.shards(row.setting)
     made = CoordinatorBranch(row.number, row.setting, policy, shards, testing=row.testing, groups=groups)
     for name in _SAME:
         setattr(made, name, getattr(row, name))
     made.rows, made.staleness = [tuple(r) for r in row.rows.tolist()], row.staleness
+    made.versions = ModelVersions(row.version)
     if row.policy_state is not None:
         leaves, form = jax.tree.flatten(policy.init(np.zeros_like(row.active)))
-        if len(leaves) != len(row.policy_state):
+        if [np.shape(leaf) for leaf in leaves] != [leaf.shape for leaf in row.policy_state]:
             raise ValueError(f"Cannot restore branch {row.number}: its state is not one of policy {policy.name}.")
         made.state = jax.tree.unflatten(form, row.policy_state)
     return made

@@ -88,7 +88,10 @@ class Branches:
     def held_seconds(self) -> dict[str, float]:
         """How long the running branch's policy has held back each worker that waits now, by node."""
         branch = self.current
-        return {} if branch is None else {self._job.nodes[w]: s for w, s in branch.held_seconds(self._now()).items()}
+        if branch is None:
+            return {}
+        now, since = self._now(), branch.waiting_since_seconds
+        return {self._job.nodes[w]: now - float(since[w]) for w in branch.waiting_workers()}
 
     def rows_from(self, branch: CoordinatorBranch, taken: int | None) -> tuple[int, NDArray[np.float64]]:
         """The index of the first row that the driver has not confirmed, and the rows from there on, [n, 11]. `taken`

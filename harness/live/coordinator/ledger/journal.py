@@ -6,6 +6,7 @@ job can read, over its number and its bytes; it is checked before a record is gi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -50,7 +51,7 @@ class FileJournal:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, record: bytes) -> None:
-        self._file.write(self._framed(self._count, record))
+        _write(self._file, self._framed(self._count, record))
         self._count += 1
 
     def restart(self, record: bytes) -> None:
@@ -58,7 +59,7 @@ class FileJournal:
         # Written aside, then renamed: whenever this process dies, one of the two is whole.
         aside.unlink(missing_ok=True)
         with _opened(aside) as out:
-            out.write(self._framed(0, record))
+            _write(out, self._framed(0, record))
         aside.replace(self._path)
         self._file.close()
         self._file = _opened(self._path)
@@ -88,6 +89,12 @@ class FileJournal:
         digest = hashlib.blake2b(number.to_bytes(8, "little"), key=self._key, digest_size=16)
         digest.update(record)
         return digest.digest()
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """Write all of it. Raises OSError if the disk is full: a file without buffer writes a part then, and says nothing."""
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
 
 def _key(path: Path) -> bytes:

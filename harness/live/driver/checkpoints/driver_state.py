@@ -12,16 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.checkpoints.checkpoint_file import DRIVER, Checkpoint
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.protocol.plain_data import packed, unpacked
 from tuners import policies
 from tuners.actions import Cost, Evaluation, Rejected, Setting, Status, SyncPolicy
 
-__all__ = ["DRIVER", "driver_state", "state_as_bytes"]
-
-DRIVER = "driver"
-"""The tensor of a checkpoint with this state."""
+__all__ = ["driver_state", "state_as_bytes"]
 
 _SAME: tuple[str, ...] = (
     "setting",
@@ -81,6 +78,8 @@ def driver_state(
         made = {number: _restored(row, installed) for number, row in found.branches.items()}
     except (KeyError, ValueError, Rejected) as error:
         raise ValueError(f"Cannot resume: the driver's state in the checkpoint is damaged ({error}).") from None
+    if made.keys() != begun.vectors.keys() or found.running not in {None, *made}:
+        raise ValueError("Cannot resume: the driver's state in the checkpoint has other branches than the model.")
     return made, found.running, found.rows_taken
 
 

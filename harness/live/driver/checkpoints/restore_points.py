@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
-from harness.live.driver.checkpoints.driver_state import DRIVER, state_as_bytes
+from harness.live.driver.checkpoints.checkpoint_file import COORDINATOR, DRIVER, Checkpoint
+from harness.live.driver.checkpoints.driver_state import state_as_bytes
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 from tuners.actions import SyncPolicy
 
 __all__ = ["RestorePoints"]
-
-_COORDINATOR = "coordinator"  # the tensor of a checkpoint with the coordinator's state
 
 
 class RestorePoints:
@@ -39,13 +37,15 @@ class RestorePoints:
         self._restore()
 
     def _restore(self) -> dict[int, int]:
-        """Restore the coordinator; returns how many pushes each branch has."""
+        """Restore the coordinator; returns how many pushes each branch has. Raises ValueError for a damaged checkpoint."""
         coordinator = self._runtime.coordinator
         if self._last is None:
             coordinator.begin(self._spec.job.start, self._policies[0], self._spec.parameters)
             return {0: 0}
-        tensors = self._last.tensors
-        return coordinator.begin_from(tensors[_COORDINATOR].tobytes(), _vectors(tensors), self._policies)
+        try:
+            return coordinator.begin_from(self._last.tensors[COORDINATOR].tobytes(), self._last.vectors, self._policies)
+        except (IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"Cannot resume: the coordinator's state in the checkpoint is damaged ({error}).") from None
 
     def roll_back(self, branches: Mapping[int, DriverBranch]) -> None:
         """Roll a running job's coordinator back to the last checkpoint; it then needs `recover` and `run`.
@@ -83,7 +83,7 @@ class RestorePoints:
         driver = state_as_bytes(branches, running, runtime.rows_taken)
         policies = {number: branch.policy for number, branch in branches.items()}
         yield from runtime.wait_durable(index)
-        tensors = {_COORDINATOR: _as_tensor(coordinator.checkpoint(index)), DRIVER: _as_tensor(driver)}
+        tensors = {COORDINATOR: _as_tensor(coordinator.checkpoint(index)), DRIVER: _as_tensor(driver)}
         for number, vectors in coordinator.saved(index).items():
             tensors |= {f"{number}/{name}": vector for name, vector in vectors.items()}
         # Also where it cannot be written: this job can be rolled back to it, and the next one is made when it is due.
@@ -93,13 +93,3 @@ class RestorePoints:
 
 def _as_tensor(data: bytes) -> Any:
     return np.frombuffer(data, np.uint8)
-
-
-def _vectors(tensors: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The servers' vectors in a checkpoint, by branch and name."""
-    made: dict[int, dict[str, Any]] = {}
-    for name, tensor in tensors.items():
-        number, _, vector = name.partition("/")
-        if vector:
-            made.setdefault(int(number), {})[vector] = tensor
-    return made

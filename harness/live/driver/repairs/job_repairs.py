@@ -15,8 +15,9 @@ from harness.live.driver.repairs.links import SlowLink
 from harness.live.driver.repairs.losses import Losses
 from harness.live.driver.repairs.slow_links import SlowLinks
 from harness.live.driver.repairs.standstill import Standstill
+from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.driver.view.job_view import JobView
-from harness.live.processes.names import node_of
+from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
 
@@ -45,6 +46,7 @@ class JobRepairs:
         self._runtime, self._view, self._restore_points = runtime, view, restore_points
         self.losses = Losses(runtime, nodes)
         self.standstill = Standstill(still_seconds)
+        self.recovery: CostMeter | None = None  # from a loss, in progress
         self.trains = True  # until the last checkpoint
         self._links = SlowLinks(runtime, view, spec)
         self._emulated, self._slowdown = emulated, dict.fromkeys(nodes, 1.0)
@@ -73,6 +75,8 @@ class JobRepairs:
 
     def record(self, lost: Mapping[str, str]) -> None:
         """These processes are lost, for these reasons."""
+        if set(lost) != {EVALUATOR}:
+            self.begin_recovery()
         self.losses.record(lost)
         for name, why in lost.items():
             self._view.log_event(f"{name} is lost: {why}")
@@ -81,7 +85,7 @@ class JobRepairs:
         """Start what is missing. Returns how branches get the nodes back that have returned."""
         self.losses.start_missing()
         for node in self.losses.take_back():
-            self._view.log_event(f"{node} is back")
+            self._view.log_event(f"{node} {'is back' if node in self.losses.lost else 'has joined'}")
         # With no running branch, a switch to another one is in progress, which gives it its processes itself.
         if self.losses.any_returned and idle and self._view.running is not None:
             return self.losses.restore(self._view.branches, self._view.running)
@@ -90,6 +94,7 @@ class JobRepairs:
     def repair(self) -> Procedure:
         """Continue on the surviving nodes; restore the last checkpoint if all copies of a block are lost."""
         view, number = self._view, self._view.number
+        restores = self.losses.lacks_blocks
         try:
             yield from self.losses.continue_without(view.branches, number)
         except ModelLost:
@@ -98,6 +103,21 @@ class JobRepairs:
             self._restore_points.roll_back(view.branches)
             yield from self.losses.continue_without(view.branches, number)
         self._train()
+        if self.recovery is not None:
+            self.recovery.steps += ["detect", *["restore"] * restores]
+            self.recovery.done = True
+            self.end_recovery()
+
+    def begin_recovery(self) -> None:
+        """From now on, measure what a loss costs. A recovery that another loss interrupts is one with the next."""
+        if self.recovery is None:
+            self.recovery = CostMeter(self.standstill.since_seconds)
+
+    def end_recovery(self) -> None:
+        """Tell the tuner what the recovery in progress, if there is one, has cost by now."""
+        ended, self.recovery = self.recovery, None
+        if ended is not None:
+            self._view.branches[self._view.number].changes.append(ended.cost(self._view.now))
 
     def _train(self) -> None:
         """Let the running branch train again."""
@@ -139,6 +159,8 @@ class JobRepairs:
 
     def pushed(self, moments: NDArray[np.float64]) -> None:
         """Pushes were completed at these times of the job, [n]."""
+        if self.recovery is not None:
+            self.recovery.pushed(moments)
         for seconds in moments[-1:]:
             self.standstill.pushed(float(seconds))
 

@@ -11,10 +11,14 @@ from harness.live.protocol.messages import server
 from simulators.reconfiguration.shares import survivors
 from tuners.actions import NodeEvent, Setting
 
-__all__ = ["Losses"]
+__all__ = ["Losses", "TooFewNodes"]
 
 _SEARCH_SECONDS = 0.5  # from one look for nodes that are back, and for missing processes, to the next
 _TRIES = 6  # consecutive starts of a process that does not join
+
+
+class TooFewNodes(RuntimeError):
+    """A role has no node left, and no other will join. Takes the finished message."""
 
 
 class Losses:
@@ -22,6 +26,7 @@ class Losses:
 
     def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
         self.away = set(nodes) - runtime.processes.nodes
+        self.lost: set[str] = set()  # nodes that have been lost, also those that are back
         self.leaving: set[str] = set()  # nodes that work, and have said that they will be gone
         self.excluded: set[str] = set()  # nodes that must not start again on their machine, whose link is slow
         self.node_events: list[NodeEvent] = []  # for the next window
@@ -29,7 +34,7 @@ class Losses:
         self._runtime, self._nodes = runtime, nodes
         self._missing: dict[str, int] = {}  # lost processes, with the number of starts since
         self._searched_seconds = 0.0  # when another machine for an excluded node was last looked for
-        self._blocks_lost = False
+        self.lacks_blocks = False  # a server is lost, and its blocks are not restored yet
 
     @property
     def present(self) -> frozenset[str]:
@@ -49,11 +54,12 @@ class Losses:
         # The latest report is from before the loss; a procedure must not take the dead for members.
         seen = runtime.latest
         runtime.latest = seen._replace(members={n: g for n, g in seen.members.items() if n not in names})
-        self._blocks_lost = self._blocks_lost or any(n == server(node_of(n)) for n in names)
+        self.lacks_blocks = self.lacks_blocks or any(n == server(node_of(n)) for n in names)
         for name in names:
             self._missing.setdefault(name, 0)
         for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
             self.away.add(node)
+            self.lost.add(node)
             self.node_events.append(NodeEvent(runtime.now, node, "left" if node in self.leaving else "failed"))
             self.leaving.discard(node)
 
@@ -88,13 +94,13 @@ class Losses:
 
     def continue_without(self, branches: Mapping[int, DriverBranch], number: int) -> Procedure:
         """Make branch `number` able to continue on the surviving nodes; if a role has lost all its nodes, others take it,
-        also such that join later. Raises ModelLost if servers have died with all copies of a block, and RuntimeError where
-        too few nodes are left and no other will join."""
+        also such that join later. Raises ModelLost if servers have died with all copies of a block, and TooFewNodes where
+        that is so."""
         runtime = self._runtime
         while self._reduced(branches[number].setting) is None:
             if not runtime.processes.expects_nodes:
                 left = ", ".join(sorted(self.present)) or "none"
-                raise RuntimeError(f"too few nodes are left to continue on ({left}), and no other will join")
+                raise TooFewNodes(f"Too few nodes are left to continue on ({left}), and no other will join.")
             self.start_missing()
             yield
         for branch in branches.values():
@@ -109,11 +115,11 @@ class Losses:
         while not set(peers(setting)) <= runtime.latest.members.keys():
             self.start_missing()
             yield
-        if self._blocks_lost or runtime.latest.recovering:
+        if self.lacks_blocks or runtime.latest.recovering:
             yield from runtime.recover(setting)
-        if self._blocks_lost or runtime.placed != runtime.placement(setting):
+        if self.lacks_blocks or runtime.placed != runtime.placement(setting):
             # Cleared only now: another loss ends this procedure, and the next one still has to recover.
-            self._blocks_lost = False
+            self.lacks_blocks = False
             yield from runtime.place(setting)
             yield from runtime.wait_placed()
         runtime.coordinator.put(number, setting)

@@ -24,26 +24,26 @@ class Standstill:
 
     def __init__(self, still_seconds: float) -> None:
         self._still_seconds = still_seconds
-        self._since_seconds = self._longest_seconds = 0.0
+        self.since_seconds = self._longest_seconds = 0.0
         self._pushed = False
         self.found = 0  # times in a row that it was too long
 
     def pushed(self, seconds: float) -> None:
         """A push was completed at this time of the job."""
         if self._pushed:
-            self._longest_seconds = max(self._longest_seconds, seconds - self._since_seconds)
-        self._pushed, self._since_seconds, self.found = True, seconds, 0
+            self._longest_seconds = max(self._longest_seconds, seconds - self.since_seconds)
+        self._pushed, self.since_seconds, self.found = True, seconds, 0
 
     def excuse(self, seconds: float) -> None:
         """Nobody is expected to push until now."""
-        self._since_seconds = max(self._since_seconds, seconds)
+        self.since_seconds = max(self.since_seconds, seconds)
 
     def too_long(self, seconds: float) -> float:
         """How long no push was completed, at this time, if that is too long: longer than the limit, and ten times as long as
         ever before. Else 0. Each time it is, the next time counts from now."""
         limit = max(self._still_seconds * (1 if self._pushed else 2), 10 * self._longest_seconds)
-        waited = seconds - self._since_seconds
+        waited = seconds - self.since_seconds
         if waited <= limit:
             return 0.0
-        self.found, self._since_seconds = self.found + 1, seconds
+        self.found, self.since_seconds = self.found + 1, seconds
         return waited

@@ -37,12 +37,18 @@ class JobView:
         self.performed = 0  # actions, rejected ones included
         self.lost_pushes = 0
         self.recent = RecentPushes(job)
+        self.lacks_nodes = ""  # why the job cannot go on; its model is lost then
         self._ended_seconds: float | None = None
 
     @property
     def now(self) -> float:
         """Seconds since the job began; constant once the job has ended."""
         return self._runtime.now if self._ended_seconds is None else self._ended_seconds
+
+    @property
+    def budget_seconds(self) -> float:
+        """When the job ends at the latest."""
+        return self._job.budget_seconds
 
     @property
     def status(self) -> Status:
@@ -72,10 +78,17 @@ class JobView:
                 moments.append(self._add(self.branches[number], news.rows))
                 self._add_evaluations(self.branches[number], news.evaluations)
         for number, branch in self.branches.items():
-            branch.status = report.statuses.get(number, branch.status)
+            known = report.statuses.get(number, branch.status)
+            branch.status = "deadlock" if self.lacks_nodes and known == "running" else known
         if self.status != "running" and self._ended_seconds is None:
             self._ended_seconds = self._runtime.now
         return np.concatenate(moments)
+
+    def end_without_nodes(self, why: str) -> None:
+        """Too few nodes are left: the job ends, as one in simulation does."""
+        if not self.lacks_nodes:
+            self.lacks_nodes = why
+            self.log_event(why)
 
     def _add(self, branch: DriverBranch, rows: Any) -> NDArray[np.float64]:
         rows = np.array(rows, np.float64)
@@ -105,7 +118,7 @@ class JobView:
         latest = branch.latest_evaluation
         return JobStatus(
             seconds=now,
-            budget_seconds=self._job.budget_seconds,
+            budget_seconds=self.budget_seconds,
             status=self.status,
             clocks=branch.clocks,
             clocks_per_second=self.recent.clocks_per_second,

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from tests.support.toy import job, toys
-from tuners.actions import Reconfigure, Rejected
+from tests.support.toy import job, toys, window
+from tests.tuners.bespoke_bo.test_schedules import JOB as SHARED
+from tuners.actions import Cost, Reconfigure, Rejected
 from tuners.baselines.rivals import dlrover_rm, optimus
 from tuners.baselines.rivals.speed_model import fitted, pairs, with_roles, within_reach
 from tuners.testing import exchanges
@@ -34,20 +35,20 @@ def test_the_fit_finds_the_times_that_its_terms_can_make(terms, data):
 
 def test_optimus_adds_what_gains_more_until_nothing_does():
     contended = {pair: 1.0 + 2.0 * pair[0] / pair[1] for pair in PAIRS}
-    chosen = optimus.by_marginal_gain(contended.__getitem__, frozenset(PAIRS))
+    chosen = optimus.by_marginal_gain(lambda pair: pair[0] / contended[pair], frozenset(PAIRS))
     best = max(PAIRS, key=lambda pair: pair[0] / contended[pair])
     assert chosen[0] / contended[chosen] >= 0.95 * best[0] / contended[best]
-    costly = optimus.by_marginal_gain(lambda pair: 1.0 + pair[0] ** 2 / 4 + pair[1], frozenset(PAIRS))
+    costly = optimus.by_marginal_gain(lambda pair: pair[0] / (1.0 + pair[0] ** 2 / 4 + pair[1]), frozenset(PAIRS))
     assert costly == (3, 1)  # a fourth worker or a second server would slow the job down
     whole = frozenset(pair for pair in PAIRS if sum(pair) == 9)
-    assert optimus.by_marginal_gain(contended.__getitem__, whole) in whole
+    assert optimus.by_marginal_gain(lambda pair: pair[0] / contended[pair], whole) in whole
 
 
 def test_dlrover_leaves_out_machines_that_add_little():
     saturated = frozenset(PAIRS)
-    chosen = dlrover_rm.by_worth(lambda pair: max(1.0, pair[0] / 3), saturated, slack=0.05)
+    chosen = dlrover_rm.by_worth(lambda pair: pair[0] / max(1.0, pair[0] / 3), saturated, slack=0.05)
     assert chosen == (3, 1)
-    cheapest = dlrover_rm.by_worth(lambda pair: 1.0 + 0.5 * pair[0] / pair[1], saturated, slack=1.0)
+    cheapest = dlrover_rm.by_worth(lambda pair: pair[0] / (1.0 + 0.5 * pair[0] / pair[1]), saturated, slack=1.0)
     speed = {pair: pair[0] / (1.0 + 0.5 * pair[0] / pair[1]) for pair in PAIRS}
     assert speed[cheapest] / sum(cheapest) == max(speed[p] / sum(p) for p in PAIRS)
 
@@ -66,6 +67,37 @@ def test_a_pair_becomes_roles_that_the_job_admits(toy):
     for (workers, servers), made in found.items():
         assert (len(made.workers), len(made.servers)) == (workers, servers)
         of.space.check(made)
+
+
+def test_machines_keep_their_roles_as_far_as_the_numbers_allow():
+    of = job("roles by node")
+    for pair in pairs(of, of.nodes):
+        made = with_roles(of, of.start, pair, of.nodes)
+        stayed = [len({*old} & {*new}) for old, new in ((of.start.workers, made.workers), (of.start.servers, made.servers))]
+        assert stayed == [min(pair[0], 3), min(pair[1], 2)]
+
+
+def test_a_batch_that_all_share_is_divided_among_all_workers_of_a_pair():
+    few = with_roles(SHARED, SHARED.start, (1, 1), SHARED.nodes)
+    for pair in pairs(SHARED, SHARED.nodes):
+        made = with_roles(SHARED, few, pair, SHARED.nodes)
+        assert (len(made.workers), len(made.servers)) == pair
+        assert sum(map(sum, made.loads)) == SHARED.space.whole_batch
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_the_job_goes_back_to_the_fastest_pair_that_was_measured(name):
+    """The start has both roles on every machine, which no term of the models knows; every other pair is slower."""
+    tuner, answer, current = RIVALS[name](SHARED), None, SHARED.start
+    for _ in range(40):
+        action = tuner.send(answer)
+        if isinstance(action, Reconfigure):
+            current, answer = action.setting, Cost(seconds=1.0, stall_seconds=1.0)
+            continue
+        pace = 1.0 if current == SHARED.start else 4.0  # seconds in which every worker pushes
+        at = pace / len(current.workers) * np.arange(1, action.clocks + 1)
+        answer = replace(window(SHARED, np.ones(action.clocks), at, workers=current.workers), setting=current)
+    assert current == SHARED.start
 
 
 @pytest.mark.parametrize("name", RIVALS)
