@@ -116,10 +116,8 @@ class Toy:
     status: Status = "running"
 
     def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.job.seed)
         k, size = len(self.job.nodes), len(_START)
-        self._jitter = rng.lognormal(0.0, 0.2, (k, _DRAWS))
-        self._noise = rng.normal(0.0, _NOISE, (k, _DRAWS, size))
+        self._jitter, self._noise = _draws(self.job.seed, k)
         self._names = [n.name for n in self.job.nodes]
         self._left: set[str] = set()
         self._ids = 0
@@ -373,6 +371,16 @@ class Toy:
             wait_seconds=float(pushes.wait_seconds[mine].sum()),
             device_seconds=(compute / max(count, 1),),
         )
+
+
+@lru_cache(maxsize=16)
+def _draws(seed: int, nodes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The factors of compute times, [nodes, draws], and the noise of gradients, [nodes, draws, parameters]."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.lognormal(0.0, 0.2, (nodes, _DRAWS)), rng.normal(0.0, _NOISE, (nodes, _DRAWS, len(_START)))
+    for array in drawn:
+        array.flags.writeable = False  # toys share them
+    return drawn
 
 
 @lru_cache(maxsize=64)

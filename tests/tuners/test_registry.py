@@ -18,6 +18,7 @@ from tuners.baselines.random_search import random_search
 from tuners.baselines.tpe import tpe
 from tuners.testing import check_tuner
 
+ENTRIES = registry()
 REFUSED = Rejected("Cannot do that: the test refuses it.")
 
 
@@ -31,9 +32,9 @@ def finishes(tuner, answer=None):
 
 
 @pytest.mark.parametrize("system", toys())
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", ENTRIES)
 def test_every_tuner_keeps_the_contract_on_every_toy(name, system):
-    check_tuner(registry()[name].factory, systems={system: toys()[system]})
+    check_tuner(ENTRIES[name].factory, systems={system: toys()[system]})
 
 
 @pytest.mark.parametrize("system", ["every knob", "no forks", "roles by node", "a node leaves", "timing only"])
