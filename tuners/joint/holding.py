@@ -1,8 +1,7 @@
 """Hold and cool: the longest part of a job under `tuners.joint`, from the heat that was found to the target.
 
-The heat is held while the level drifts down. It is raised in small steps while the level falls by more than it varies,
-doubled where the seconds that this would save are worth a trial, halved where the level rises, and cooled for some windows
-where noise is all that separates the level from the goal.
+The heat is held while the level drifts down. It is doubled where the seconds that this would save are worth a trial, halved
+where the level rises, and cooled for some windows where noise is all that separates the level from the goal.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from tuners.joint.learning_model import (
     is_unlearned,
     noisy,
     over_fitted,
-    roughness,
     seconds_left,
     spread,
     stopped,
@@ -39,9 +37,6 @@ _QUIET_SHARE = 0.05  # of what was learned: noise that is small
 _CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
-_SMALL_STEP = 1.25  # factor of the heat, upwards, without a trial
-_LEARNED = 0.3  # nats below the blank model from which on small steps are made
-_BELOW = 0.6  # of a heat that was too hot: where small steps end
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
 _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
@@ -106,7 +101,6 @@ class Holding:
                 yield from self._step_back()
             else:
                 yield from self._keep()
-                yield from self._step_up()
                 if len(self.levels) >= _LEAST:
                     yield from self._decide()
         yield from self._training.drop(self._kept)
@@ -158,25 +152,6 @@ class Holding:
         self._kept = yield from self._training.snapshot()
 
     # ----------------------------------------------------------------------------------------------------- what is done
-
-    def _step_up(self) -> Steps[None]:
-        """A little hotter where the level is lower than ever, by more than it varies.
-
-        A model follows small steps: its curvature adapts. Twice the heat throws it off for some windows, so a trial of that
-        may fail far below the hottest that serves.
-        """
-        heat, course = self._heat, self._course
-        if heat.steps or self._settling or len(course) < _LEAST:
-            return
-        fallen, learned = min(course[:-1]) - course[-1], self._training.gauge.blank_level - course[-1]
-        if learned < _LEARNED or fallen < max(roughness(course), _SETTLED_NATS):
-            return
-        before, hotter = self.held, heat.scaled(self.held, _SMALL_STEP)
-        if not heat.of(before) < heat.of(hotter) <= _BELOW * self._ceiling:
-            return
-        why = f"{self._words(before)} -> {self._words(hotter)}: the level is {fallen:.2f} lower than ever"
-        yield from self._training.change(hotter, why)
-        self.held = self.top = self._training.setting
 
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""

@@ -27,7 +27,6 @@ __all__ = [
     "is_unlearned",
     "noisy",
     "over_fitted",
-    "roughness",
     "seconds_left",
     "slope",
     "spread",
@@ -234,15 +233,6 @@ def spread(levels: Sequence[float]) -> float:
     steps = [abs(b - a) for a, b in pairwise(levels[-9:]) if math.isfinite(a) and math.isfinite(b)]
     # Of two independent normal values, half of the differences are below 0.954 deviations.
     return median(steps) / 0.954 if len(steps) >= 3 else 0.0
-
-
-def roughness(levels: Sequence[float]) -> float:
-    """The deviation of a single level, in nats, from the median of their newest second differences, to which a steady drift
-    adds nothing; infinite for fewer than three."""
-    newest = levels[-9:]
-    bends = [abs(a - 2 * b + c) for a, b, c in zip(newest, newest[1:], newest[2:], strict=False)]
-    # Half of the second differences of independent normal values are below 0.6745 * 6^0.5 deviations.
-    return median(bends) / (0.6745 * math.sqrt(6)) if bends else math.inf
 
 
 def noisy(levels: Sequence[float]) -> bool:

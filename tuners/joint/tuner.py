@@ -25,11 +25,11 @@ made only where it is expected to save more than it costs. In the order in which
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
    Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
    gradients are computed at once.
-5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down. Raise it in
-   small steps while the level falls by more than it varies, and double it where the seconds that this would save are worth
-   the trial. Halve it where noise hides all drift. Cool by halves when the measured noise is all that separates the level
-   from the goal and the drift would take longer, or when the drift has stopped. Return to a snapshot when half of what was
-   learned is lost or the job has diverged, to an early one when it has over-fitted.
+5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
+   where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
+   measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
+   stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
+   over-fitted. A model that a hot window has thrown off is kept where it is soon as good as before.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
 

@@ -11,7 +11,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat
 from tuners.joint.holding import Holding, RuleParts
-from tuners.joint.learning_model import HELPED_NATS, Gauge, falls, has_lost_half, is_lost, roughness, seconds_left, stopped
+from tuners.joint.learning_model import HELPED_NATS, Gauge, falls, has_lost_half, is_lost, seconds_left, stopped
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Training, changed_cheaply
 from tuners.joint.tuner import JointCourse
@@ -725,46 +725,6 @@ def holding_of(levels, rate=0.1, goal=0.001):
     return holding, answers
 
 
-@pytest.mark.parametrize(
-    ("levels", "held"),
-    [
-        ([-0.3, -0.5, -0.7, -0.9], 0.125),
-        ([-0.5, -0.7, -0.9], 0.1),  # too few tell no noise
-        ([-0.9, 0.3, -0.2, -0.8], 0.1),  # only what had been lost is learned again
-        ([-0.3, -0.9, -0.4, -1.0], 0.1),  # noise
-        ([-0.0, -0.05, -0.1, -0.15], 0.1),  # hardly anything was learned
-    ],
-)
-def test_the_heat_is_raised_in_small_steps_while_levels_fall_by_more_than_they_vary(levels, held):
-    """A rate a quarter of the best one was held for 20 windows: a trial of twice the rate had failed, which only small
-    steps reach."""
-    holding, answers = holding_of(levels)
-    answers.run(holding._step_up())
-    assert holding.held.learning_rate == pytest.approx(held)
-    assert holding.top == holding.held == answers.settings[0]
-
-
-def test_small_steps_end_well_below_a_heat_that_was_too_hot():
-    holding, answers = holding_of([-0.3, -0.5, -0.7, -0.9])
-    answers.run(holding._step_back())  # from 0.1
-    assert holding.held.learning_rate == pytest.approx(0.05)
-    for _ in range(2):
-        holding._settling, holding._course = False, [-0.3, -0.5, -0.7, -0.9]
-        answers.run(holding._step_up())
-    assert holding.held.learning_rate == pytest.approx(0.05)  # 0.0625 is more than 0.6 of what was too hot
-
-
-def test_small_steps_do_not_lead_back_to_a_heat_whose_noise_hid_all_drift():
-    """What was shed at half of the heat looked like new progress, and the job was soon as noisy as before."""
-    holding, answers = holding_of([-0.5, -0.2, -0.6, -0.1, -0.5, -0.2, -0.6, -0.1], goal=1e-6)
-    holding.hurting = 0.2
-    answers.run(holding._decide())
-    assert "noise hides all drift" in next(a.reason for a in answers.asked if isinstance(a, Reconfigure))
-    holding._course += [-0.9, -1.0, -1.1, -1.5]
-    answers.run(holding._step_up())
-    assert holding.held.learning_rate == pytest.approx(0.05)
-
-
 def test_a_heat_that_was_left_as_too_hot_is_less_likely_to_serve():
     """A rate that the job had just come down from was tried again: many other jobs have their best one above it."""
     holding, answers = holding_of([-0.3, -0.5, -0.7, -0.9])
@@ -790,13 +750,6 @@ def test_a_job_whose_drift_arrives_as_soon_is_not_cooled(fall, cooled):
     with suppress(JobOver):
         answers.run(holding._decide())
     assert any("cooled" in a.reason for a in answers.asked if isinstance(a, Reconfigure)) is cooled
-
-
-def test_roughness_is_the_deviation_about_any_steady_drift():
-    assert roughness([1.0, 0.5]) == math.inf
-    assert roughness([-0.2 * i for i in range(9)]) == pytest.approx(0.0, abs=1e-12)
-    draws = np.random.default_rng(0).normal(0.0, 0.1, (400, 9)) - 0.3 * np.arange(9)
-    assert np.mean([roughness(list(d)) for d in draws]) == pytest.approx(0.1, rel=0.1)
 
 
 def test_levels_that_cannot_be_measured_tell_no_time():
