@@ -6,8 +6,9 @@ analysis (Schweitzer's approximation; Lazowska et al. 1984, Section 7.4) gives t
 long as its slowest worker, and all transfers of a round share the servers.
 
 What is fitted: each machine's compute seconds; how they grow with the mini-batch (from two batch sizes, if two were seen);
-and, separately, how much longer pulls and pushes take than the NICs' rates say. A machine that was never a worker counts as
-its type does, and an unknown type by its cores.
+and, of pulls and of pushes, how much longer than the NICs' rates say one takes alone, and how much longer it occupies a
+server. One setting tells only the one of these two that its transfers wait for; until another setting tells the other, both
+count as equal. A machine that was never a worker counts as its type does, and an unknown type by its cores.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FIXED_SHARE = 0.1  # of a mini-batch's compute seconds that do not depend on it
 _SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not speed up: a guess
 _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _NEWEST = 0.5  # weight of the newest measurement of a machine
+_FACTORS = (0.02, 50.0)  # the least and the most that transfers are believed to take, over what the NICs' rates say
 _ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
 
 
@@ -40,6 +42,29 @@ class _Work:
     threads: int
 
 
+@dataclass(slots=True)
+class _Factors:
+    """How much longer a transfer takes than the NICs' rates say: alone, and at the busiest server; None: not measured."""
+
+    alone: float | None = None
+    server: float | None = None
+
+    def of(self, alone: float, server: float) -> tuple[float, float]:
+        """The seconds of a transfer alone, and those at the busiest server, from those that the NICs' rates say."""
+        return alone * (self.alone or self.server or 1.0), server * (self.server or self.alone or 1.0)
+
+    def learn(self, seconds: float, alone: float, server: float) -> None:
+        """Take in that a transfer took so many `seconds`, where the NICs' rates say `alone`, and `server` with its queue."""
+        by_worker, by_server = self.of(alone, server)
+        most_alone, most_server = (float(np.clip(seconds / s, *_FACTORS)) if s > 0 else None for s in (alone, server))
+        if by_server > by_worker:  # the transfers wait for the server, so that they tell of a transfer alone only a bound
+            self.server = most_server
+            self.alone = min(self.alone, most_alone) if self.alone and most_alone else self.alone
+        else:
+            self.alone = most_alone
+            self.server = min(self.server, most_server) if self.server and most_server else self.server
+
+
 class SystemModel:
     """Predicts how often the job completes a push. Knows nothing before `learn` was called."""
 
@@ -50,7 +75,7 @@ class SystemModel:
         self._seconds = dict[_Work, float]()  # of computing, measured
         # Compute seconds that do not depend on the mini-batch's size, in samples that would take as long.
         self._fixed_samples = _FIXED_SHARE / (1 - _FIXED_SHARE) * job.start.batch_size
-        self._pull_factor = self._push_factor = 1.0  # measured over predicted seconds of a transfer
+        self._pull, self._push = _Factors(), _Factors()
 
     @property
     def knows(self) -> bool:
@@ -87,11 +112,7 @@ class SystemModel:
         if not self._seconds:
             return False
         self._fixed_samples = self._fitted_samples()
-        self._pull_factor = self._push_factor = 1.0
-        pull, push = self._transfers(setting)
-        # A transfer may be measured shorter than predicted, if other workers compute when the prediction lets them pull.
-        self._pull_factor = float(np.clip(np.mean(pushes.pull_seconds) / pull, 0.02, 50.0)) if pull > 0 else 1.0
-        self._push_factor = float(np.clip(np.mean(pushes.push_seconds) / push, 0.02, 50.0)) if push > 0 else 1.0
+        self._learn_transfers(setting, float(np.mean(pushes.pull_seconds)), float(np.mean(pushes.push_seconds)))
         return True
 
     def forget(self, nodes: frozenset[str]) -> None:
@@ -104,9 +125,9 @@ class SystemModel:
 
     def together_seconds(self, setting: Setting) -> float:
         """By how much longer a pull takes where all workers begin it at once, and not one after the other."""
-        alone, server = self._demands(setting)
-        together = self._pull_factor * max(alone, len(setting.workers) * server)
-        return max(together - self._transfers(replace(setting, policy="asp"))[0], 0.0)
+        alone, server = self._pull.of(*self._demands(setting))
+        together = max(alone, len(setting.workers) * server)
+        return max(together - self._solve(replace(setting, policy="asp"))[1], 0.0)
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""
@@ -169,8 +190,18 @@ class SystemModel:
 
     # ------------------------------------------------------------------------------------------------- transfers, network
 
+    def _learn_transfers(self, setting: Setting, pull: float, push: float) -> None:
+        """Take in the mean seconds of pulls and of pushes, so that exactly these are predicted for `setting`."""
+        alone, server = self._demands(setting)
+        busy = _busy(setting)
+        rate = busy / (_think(self._compute_seconds(setting)) + pull + push)
+        for factors, seconds in ((self._pull, pull), (self._push, push)):
+            # A transfer finds so many others at the server: by Little's law, or all of them where all begin at once.
+            queue = len(setting.workers) - 1 if waits(setting) else rate * seconds * (busy - 1) / busy
+            factors.learn(seconds, alone, server * (1 + queue))
+
     def _demands(self, setting: Setting) -> tuple[float, float]:
-        """Seconds that a transfer takes alone, and seconds that it occupies the busiest server."""
+        """What the NICs' rates say: seconds that a transfer takes alone, and seconds that it occupies the busiest server."""
         size = self._model_bytes * setting.transfer_bits / 32
         shares = setting.shares()[1]
         server = max(size * m / self._nodes[s].nic_bytes_per_second for s, m in zip(setting.servers, shares, strict=True))
@@ -178,30 +209,35 @@ class SystemModel:
         both = set(setting.workers) & set(setting.servers)
         if not waits(setting):  # else all pull at one time, and all push at another
             server *= 1.0 + len(both) / len(setting.workers)
-        alone = [max(size / self._nodes[w].nic_bytes_per_second, server) for w in setting.workers]
-        return float(np.mean(alone)), server
+        return float(np.mean([size / self._nodes[w].nic_bytes_per_second for w in setting.workers])), server
 
-    def _transfers(self, setting: Setting) -> tuple[float, float]:
-        """Seconds of a pull and of a push under `setting`."""
-        _, pull, push = self._solve(setting)
-        return pull, push
+    def _compute_seconds(self, setting: Setting) -> list[float]:
+        """Of each worker, from a pull to the push; the slowest worker holds others back under a narrow bound."""
+        compute = [setting.steps_of(w) * self._compute(self._work(setting, w)) for w in setting.workers]
+        if setting.policy == "ssp" and 0 < setting.staleness < 4:
+            compute = [0.5 * c + 0.5 * max(compute) for c in compute]
+        return compute
 
     def _solve(self, setting: Setting) -> tuple[float, float, float]:
         """Seconds between two pushes of the job, of a pull, and of a push."""
-        workers = len(setting.workers)
-        compute = [setting.steps_of(w) * self._compute(self._work(setting, w)) for w in setting.workers]
-        alone, server = self._demands(setting)
-        factors = (self._pull_factor, self._push_factor)
+        workers, compute = len(setting.workers), self._compute_seconds(setting)
+        alone, server = zip(*(f.of(*self._demands(setting)) for f in (self._pull, self._push)), strict=True)
         if waits(setting):
-            pull, push = (f * max(alone, workers * server) for f in factors)
+            pull, push = (max(a, workers * s) for a, s in zip(alone, server, strict=True))
             slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(workers, 2)))))
             return (slowest + pull + push) / workers, pull, push
-        if setting.policy == "ssp" and setting.staleness < 4:
-            compute = [0.5 * c + 0.5 * max(compute) for c in compute]  # the slowest holds the others back in part
-        think = workers / sum(1 / max(c, 1e-12) for c in compute)
-        busy = min(workers, setting.staleness + 1) if setting.policy == "admit" else workers
-        rate, (pull, push) = closed_network(think, [f * alone for f in factors], [f * server for f in factors], busy)
+        rate, (pull, push) = closed_network(_think(compute), alone, server, _busy(setting))
         return 1 / rate, pull, push
+
+
+def _think(compute: Sequence[float]) -> float:
+    """Mean seconds that workers compute, where faster ones do so more often."""
+    return len(compute) / sum(1 / max(c, 1e-12) for c in compute)
+
+
+def _busy(setting: Setting) -> int:
+    """How many workers compute or transfer at a time."""
+    return min(len(setting.workers), setting.staleness + 1) if setting.policy == "admit" else len(setting.workers)
 
 
 def waits(setting: Setting) -> bool:

@@ -84,6 +84,8 @@ _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
+_CHOICES = 3  # of the system in a row
+_AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 _LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _STEP = 2.0  # factor of the heat, upwards
@@ -255,16 +257,25 @@ class JointCourse:
     # ------------------------------------------------------------------------------------------------------ 3. system
 
     def place(self) -> Steps[None]:
-        """Choose what the system model says is best, once it knows the machines; take it back if it is worse."""
+        """Choose what the system model says is best, once it knows the machines; take it back if it is worse.
+
+        Where a choice is kept that is much slower than predicted, the model has learned what it did not know: choose again.
+        """
+        for _ in range(_CHOICES):
+            if not (yield from self._choose()):
+                return
+
+    def _choose(self) -> Steps[bool]:
+        """Make one choice; whether it is kept, and far from what the system model had predicted."""
         training = self.training
         training.cluster_changed = False
         if training.diverged or not self.parts.system_model:
-            return
+            return False
         if self.job.blocks:
             yield from self.place_blocks()
-            return
+            return False
         if not (self.places_are_free or self.lacks_machines):
-            return
+            return False
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
         best = self._best(self.cap)
         gain = self._worth(best) / here if here > 0 else math.inf
@@ -273,7 +284,7 @@ class JointCourse:
         worth = gain > _WORTH and saved > cost if self.parts.cost_rule else gain > 1
         stranded = not training.available.issuperset((*before.workers, *before.servers))  # no other change is accepted then
         if best == before or not (worth or stranded):
-            return
+            return False
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
             f"{gain:.2f} times the progress per {self.unit}; the change costs {cost:.0f} s"
@@ -287,13 +298,19 @@ class JointCourse:
             changed = training.setting == best
         else:
             changed = yield from training.change(best, why)
-        if changed:
-            yield from self.measure()
-            seen = self._worth(training.setting)
-            if seen < here and not (stranded or training.diverged or training.cluster_changed):
-                why = f"taken back: {seen / here:.2f} times the progress per {self.unit} of {self._words(before)}"
-                yield from training.change(before, why)
-                training.usual_push_seconds = usual
+        if not changed:
+            return False
+        predicted = self._worth(best)
+        yield from self.measure()
+        seen = self._worth(training.setting)
+        if training.diverged or training.cluster_changed:
+            return False
+        if seen < here and not stranded:
+            why = f"taken back: {seen / here:.2f} times the progress per {self.unit} of {self._words(before)}"
+            yield from training.change(before, why)
+            training.usual_push_seconds = usual
+            return False
+        return seen < _AS_PREDICTED * predicted
 
     @property
     def has_learned(self) -> bool:

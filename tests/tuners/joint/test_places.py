@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import harness
 from tests.support.toy import job, window
 from tests.tuners.joint.test_decisions import Answers, course, flat
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
@@ -316,3 +317,27 @@ def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
     answers.run(begun.measure())
     seconds = [begun.system.push_seconds(replace(begun.training.setting, local_steps=n)) for n in (8, 16)]
     assert (seconds[1] - seconds[0]) * len(of.start.workers) == pytest.approx(8.0, rel=0.2)
+
+
+def test_a_choice_that_is_much_slower_than_predicted_is_made_again_and_not_taken_back():
+    """One worker tells nothing of how servers serve many. The first choice has too few servers.
+
+    It was taken back although it was faster than the start, which then was kept to the end.
+    """
+    arena = harness.scenario(
+        name="one-worker",
+        cluster={"nodes": [{"type": "r4.4xlarge", "count": 12}]},
+        workload={
+            "name": "cruise-nmf",
+            "overrides": {"samples": 2_000_000, "model_bytes": 1_200_000_000, "fixed_seconds": 0.3, "sample_seconds": 0.1},
+        },
+        start={"worker_count": 1, "policy": "asp", "batch_size": 1000},
+        free={"worker_count": {"integer": [1, 11]}},
+        target={"metric": "clocks", "value": 300},
+        budget={"seconds": 3000},
+    )
+    played = harness.play(arena, "joint", seed=0)
+    changes = [e.action.setting for e in played.exchanges if isinstance(e.action, Reconfigure)]
+    assert len(changes) == 2
+    assert len(changes[0].servers) < len(changes[1].servers) < 11
+    assert played.score.completion_seconds < 1500

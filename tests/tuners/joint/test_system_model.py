@@ -36,6 +36,20 @@ def test_other_numbers_of_workers_are_ordered_as_in_the_simulator():
     np.testing.assert_allclose(predicted, truth, rtol=0.25)
 
 
+def test_transfers_that_queue_at_servers_are_predicted_as_they_were_measured():
+    """Their queue was counted twice: a factor from queued transfers was applied to those that queue again."""
+    of = toy_job()
+    few = replace(of.start, workers=("n0",), servers=("n1", "n2", "n3"), policy="asp")
+    many = replace(few, workers=("n0", "n1"), servers=("n2",))
+    model = SystemModel(of)
+    for setting, pull in ((few, 0.1), (many, 0.5)):
+        model.learn(setting, window(of, [1.0] * 8, pull=pull, workers=setting.workers))
+        measured = (0.04 + pull + 0.01) / len(setting.workers)
+        np.testing.assert_allclose(model.push_seconds(setting), measured, rtol=0.01)
+    # What was learned of a busy server leaves what a transfer takes alone.
+    np.testing.assert_allclose(model.push_seconds(few), 0.15, rtol=0.01)
+
+
 def test_two_batch_sizes_tell_the_fixed_part_of_computing():
     of = toy_job()
     model = SystemModel(of)
