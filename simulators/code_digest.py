@@ -15,6 +15,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 __all__ = ["UnknownCodeError", "digest"]
@@ -115,6 +116,9 @@ class _Digest:
         elif is_dataclass(value):
             self.add(type(value))
             self._add_all("dataclass", (getattr(value, field.name) for field in fields(value)))
+        elif isinstance(value, msgspec.Struct):
+            self.add(type(value))
+            self._add_all("struct", (getattr(value, field) for field in value.__struct_fields__))
         elif isinstance(getattr(value, "__wrapped__", None), FunctionType) and not self._is_library(value.__wrapped__):
             self.add(value.__wrapped__)
         elif self._is_library(value):

@@ -21,10 +21,16 @@ from functools import cache, partial, update_wrapper
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
-from jax._src import compilation_cache
-from jax._src.config import trace_context  # all settings that a program depends on
-from jax._src.lib import version_str, xla_client  # type: ignore[attr-defined]
-from jax.experimental import serialize_executable
+
+try:  # JAX has no public way to store a traced program; a version that has other names stores none
+    from jax._src import compilation_cache
+    from jax._src.config import trace_context  # all settings that a program depends on
+    from jax._src.lib import version_str, xla_client  # type: ignore[attr-defined]
+    from jax.experimental import serialize_executable
+
+    _CAN_STORE = True
+except ImportError:  # pragma: no cover (not with the versions that we pin)
+    _CAN_STORE = False
 
 from simulators.code_digest import UnknownCodeError, digest
 
@@ -55,9 +61,12 @@ _store: ProgramStore | None = None
 
 
 def use_store(store: ProgramStore | None) -> None:
-    """From now on, get programs from `store`, and put there what is compiled; None: nothing is stored."""
+    """From now on, get programs from `store`, and put there what is compiled; None: nothing is stored.
+
+    Nor is anything with a version of JAX that cannot do that.
+    """
     global _store
-    _store = store
+    _store = store if _CAN_STORE else None
 
 
 class StoredProgram(Generic[T]):
@@ -139,15 +148,16 @@ def _surroundings() -> str:
 # ------------------------------------------------------------------------------------------------------- as they are stored
 
 
-class _Writer(serialize_executable._JaxPjrtPickler):
-    """Writes `code` as the machine code of the program."""
+def _with_code(written: Any, code: bytes) -> bytes:
+    """`written` as JAX pickles a program, with `code` as its machine code."""
 
-    def __init__(self, file: io.BytesIO, code: bytes) -> None:
-        super().__init__(file)
-        self._code = code
+    class Pickler(serialize_executable._JaxPjrtPickler):  # not a global: a JAX without it is noticed
+        def persistent_id(self, obj: Any) -> Any:
+            return ("exec", code) if isinstance(obj, xla_client.LoadedExecutable) else super().persistent_id(obj)  # type: ignore[no-untyped-call]
 
-    def persistent_id(self, obj: Any) -> Any:
-        return ("exec", self._code) if isinstance(obj, xla_client.LoadedExecutable) else super().persistent_id(obj)  # type: ignore[no-untyped-call]
+    file = io.BytesIO()
+    Pickler(file).dump(written)
+    return file.getvalue()
 
 
 def _write(store: ProgramStore, key: str, program: Any) -> None:
@@ -164,9 +174,8 @@ def _write(store: ProgramStore, key: str, program: Any) -> None:
         else:  # if it was read from the cache, XLA would write only a part of its machine code again
             code, _ = compilation_cache.extract_executable_and_time(compilation_cache.decompress_executable(cached))
             leaves, tree = jax.tree.flatten(program.args_info)
-            file = io.BytesIO()
-            _Writer(file, code).dump((program._executable._unloaded_executable, leaves, program._no_kwargs))
-            written = file.getvalue(), tree, program.out_tree
+            parts = (program._executable._unloaded_executable, leaves, program._no_kwargs)
+            written = _with_code(parts, code), tree, program.out_tree
         store.put(key, zlib.compress(pickle.dumps(written), level=1))
     except Exception:
         _log.debug("Cannot store program %s.", key, exc_info=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from simulators.cluster.conditions import Stragglers
 from simulators.code_digest import UnknownCodeError, digest
 from simulators.engine import loop, network, timing
 from simulators.workloads.models import _classifier, _cross_entropy, _hinge
@@ -51,6 +52,7 @@ def test_processes_with_other_hashes_and_other_histories_digest_alike():
         ({"a": 1}, {"a": 2}),
         (Pair, None),
         (np.zeros(2, np.float32), np.zeros(2)),
+        (Stragglers(1.0, probability=0.5), Stragglers(1.0, probability=0.6)),
         (np.zeros((2, 1)), np.zeros((1, 2))),
         (policies.asp().decide, policies.k_sync(2).decide),
         (partial(timing.spans, 1), partial(timing.spans, 2)),

@@ -193,3 +193,9 @@ def test_within_a_program_it_is_a_part_of_that(store):
 def test_without_a_store_jax_compiles(monkeypatch):
     monkeypatch.setattr(stored_programs, "_store", None)
     assert np.asarray(StoredProgram(models._normal_of_key.__wrapped__)((3,), WORDS)).tobytes() == EXPECTED.tobytes()
+
+
+def test_a_version_of_jax_that_cannot_store_programs_compiles(store, monkeypatch):
+    monkeypatch.setattr(stored_programs, "_CAN_STORE", False)
+    stored_programs.use_store(store)
+    assert stored_programs._store is None
