@@ -198,7 +198,7 @@ class Oracle:
             return dict.fromkeys(self.names, common)
         drawn = np.random.default_rng([seed, 1]).random(len(self.names))
         return {
-            n: (1.0, slow.mean_seconds, slow.sd_seconds) if n in slow.nodes or u < slow.probability else common
+            n: (1.0, slow.mean_seconds, slow.sd_seconds) if n in slow.nodes or u < (slow.probability or 0.0) else common
             for n, u in zip(self.names, drawn, strict=True)
         }
 

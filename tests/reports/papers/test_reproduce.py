@@ -131,6 +131,8 @@ def test_an_unknown_paper_and_no_seeds_are_refused(tmp_path, capsys):
         main(["reproduce", "cruis", "--out", str(tmp_path / "x")])
     assert ended.value.code == 2
     assert "did you mean cruise?" in capsys.readouterr().err
-    assert main(["reproduce", "cruise", "--seeds", "0", "--out", str(tmp_path / "x")]) == 2
-    assert "--seeds is 1 or more" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "cruise", "--seeds", "0", "--out", str(tmp_path / "x")])
+    assert ended.value.code == 2
+    assert "--seeds '0': give a whole number, 1 or more" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
