@@ -196,7 +196,7 @@ def a_release_holds_for_ever(monkeypatch):
     announced = Releases.announced
 
     def broken(self, branch, released, commit):
-        sent = {self._job.workers[worker]: release.cycle for worker, release in self._sent.items()}
+        sent = {self._job.workers[worker]: of.release.cycle for worker, of in self._sent.items()}
         return tuple(replace(c, terms=sent.get(c.worker, c.terms)) for c in announced(self, branch, released, commit))
 
     monkeypatch.setattr(Releases, "announced", broken)

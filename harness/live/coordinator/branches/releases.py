@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob
+from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob, Shards
 from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.ledger.ledger import Ledger
@@ -14,8 +13,24 @@ from harness.live.coordinator.membership.membership import Membership
 from harness.live.coordinator.membership.worker_tables import WorkerTables
 from harness.live.protocol.log import CommitEntry, NextCycle
 from harness.live.protocol.messages import ProbeLoss, Release, ResendPush, Rest
+from tuners.actions import Setting, SyncPolicy
 
 __all__ = ["Releases"]
+
+
+class _Sent(NamedTuple):
+    """A release, and what it was made of; these values are replaced, and never changed in place."""
+
+    release: Release
+    setting: Setting
+    shards: Shards
+    policy: SyncPolicy
+
+    def holds(self, branch: CoordinatorBranch, durable: int, slowdown: float) -> bool:
+        """Whether a release of another cycle would say the same."""
+        made_of = self.setting is branch.setting and self.shards is branch.shards and self.policy is branch.policy
+        now = branch.number, durable, slowdown
+        return made_of and (self.release.branch, self.release.durable, self.release.slowdown) == now
 
 
 class Releases:
@@ -39,7 +54,7 @@ class Releases:
         self.last = 0  # the number of the last cycle
         self.slowdown: dict[str, float] = {}  # by node, of those that are emulated
         self._asked: dict[int, tuple[float, float]] = {}  # by worker: time of the last message, and how long to wait
-        self._sent: dict[int, Release] = {}  # by worker: the last release, unless it was sent again with other contents
+        self._sent: dict[int, _Sent] = {}  # by worker: the last release, unless it was sent again
 
     @property
     def next_cycle(self) -> int:
@@ -51,13 +66,13 @@ class Releases:
         """What workers begin with the commit of a push, before it is appended: servers tell them, with the parameters."""
         made = []
         for number, worker in enumerate(released, self.next_cycle):
-            name, clock, sent = self._job.workers[worker], int(branch.begun[worker]), self._sent.get(worker)
+            name, sent = self._job.workers[worker], self._sent.get(worker)
             # This commit may be the first one of its worker that is not durable.
             oldest = self._ledger.oldest_commit(name) or (commit.cycle if name == commit.worker else number)
-            due = self._release_of(branch, worker, (number, clock, self._ledger.index + 1), oldest, unasked=True)
             # Who goes by the release that it has needs no other one: that saves a message in most cycles.
-            same = sent is not None and due == replace(sent, cycle=number, clock=clock, after=due.after, unasked=True)
-            made.append(NextCycle(name, number, clock, sent.cycle if sent is not None and same else number))
+            holds = sent is not None and sent.holds(branch, oldest - 1, self._slowdown(worker))
+            terms = sent.release.cycle if sent is not None and holds else number
+            made.append(NextCycle(name, number, int(branch.begun[worker]), terms))
         return tuple(made)
 
     def release(
@@ -84,26 +99,19 @@ class Releases:
         # Before the release, so that the worker addresses its pulls by the new table.
         self._tables.update(name)
         if (announced is None or announced.terms == self.last) and not self._ledger.replaying:
-            self._sent[worker] = self._present(branch, worker, unasked=announced is not None)
-            self._ledger.tell(name, self._sent[worker])
+            release = self._present(branch, worker, unasked=announced is not None)
+            self._sent[worker] = _Sent(release, branch.setting, branch.shards, branch.policy)
+            self._ledger.tell(name, release)
 
     def _present(self, branch: CoordinatorBranch, worker: int, *, unasked: bool = False) -> Release:
         """The release of the cycle that a worker is in."""
-        cycle = branch.busy[worker]
-        oldest = self._ledger.oldest_commit(self._job.workers[worker]) or cycle.number
-        return self._release_of(branch, worker, (cycle.number, cycle.clock, cycle.after), oldest, unasked=unasked)
-
-    def _release_of(
-        self, branch: CoordinatorBranch, worker: int, cycle: tuple[int, int, int], oldest: int, *, unasked: bool
-    ) -> Release:
-        """`cycle`: its number, clock and entry. `oldest`: the worker's first cycle whose push is not durable."""
-        setting = branch.setting
+        cycle, name, setting = branch.busy[worker], self._job.workers[worker], branch.setting
         return Release(
-            cycle=cycle[0],
+            cycle=cycle.number,
             branch=branch.number,
-            clock=cycle[1],
-            after=cycle[2],
-            durable=oldest - 1,
+            clock=cycle.clock,
+            after=cycle.after,
+            durable=(self._ledger.oldest_commit(name) or cycle.number) - 1,
             unasked=unasked,
             samples=int(branch.shards.samples[worker]),
             shard_start=int(branch.shards.start[worker]),
@@ -112,8 +120,11 @@ class Releases:
             probes=branch.policy.probes,
             intra_threads=setting.intra_threads,
             inter_threads=setting.inter_threads,
-            slowdown=self.slowdown.get(self._job.nodes[worker], 1.0),
+            slowdown=self._slowdown(worker),
         )
+
+    def _slowdown(self, worker: int) -> float:
+        return self.slowdown.get(self._job.nodes[worker], 1.0)
 
     def stop(self, workers: Iterable[int]) -> None:
         """Tell workers to drop their mini-batches."""
