@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec.structs import replace
 
 from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob
 from harness.live.coordinator.branches.branches import Branches
@@ -10,6 +12,7 @@ from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.coordinator.membership.membership import Membership
 from harness.live.coordinator.membership.worker_tables import WorkerTables
+from harness.live.protocol.log import CommitEntry, NextCycle
 from harness.live.protocol.messages import ProbeLoss, Release, ResendPush, Rest
 
 __all__ = ["Releases"]
@@ -36,6 +39,7 @@ class Releases:
         self.last = 0  # the number of the last cycle
         self.slowdown: dict[str, float] = {}  # by node, of those that are emulated
         self._asked: dict[int, tuple[float, float]] = {}  # by worker: time of the last message, and how long to wait
+        self._sent: dict[int, Release] = {}  # by worker: the last release, unless it was sent again with other contents
 
     @property
     def next_cycle(self) -> int:
@@ -43,17 +47,33 @@ class Releases:
         # Above those of earlier views: a coordinator that died may have released cycles that its journal does not have.
         return max(self.last, self._ledger.view << 32) + 1
 
-    def release(self, branch: CoordinatorBranch, released: Iterable[int], seconds: float, *, unasked: bool = False) -> None:
-        """Let workers begin their next mini-batch; a worker that is in one drops it. `unasked`: servers send parameters."""
+    def announced(self, branch: CoordinatorBranch, released: Sequence[int], commit: CommitEntry) -> tuple[NextCycle, ...]:
+        """What workers begin with the commit of a push, before it is appended: servers tell them, with the parameters."""
+        made = []
+        for number, worker in enumerate(released, self.next_cycle):
+            name, clock, sent = self._job.workers[worker], int(branch.begun[worker]), self._sent.get(worker)
+            # This commit may be the first one of its worker that is not durable.
+            oldest = self._ledger.oldest_commit(name) or (commit.cycle if name == commit.worker else number)
+            due = self._release_of(branch, worker, (number, clock, self._ledger.index + 1), oldest, unasked=True)
+            # Who goes by the release that it has needs no other one: that saves a message in most cycles.
+            same = sent is not None and due == replace(sent, cycle=number, clock=clock, after=due.after, unasked=True)
+            made.append(NextCycle(name, number, clock, sent.cycle if sent is not None and same else number))
+        return tuple(made)
+
+    def release(
+        self, branch: CoordinatorBranch, released: Iterable[int], seconds: float, announced: Sequence[NextCycle] = ()
+    ) -> None:
+        """Let workers begin their next mini-batch; a worker that is in one drops it. `announced`: what servers tell them."""
+        by_name = {cycle.worker: cycle for cycle in announced}
         for worker in released:
             if worker in branch.busy:
                 branch.give_up(worker, seconds)
             if branch.number == self._branches.running and not self._branches.finishing:
-                self.begin(branch, worker, seconds, unasked=unasked)
+                self.begin(branch, worker, seconds, by_name.get(self._job.workers[worker]))
             else:
                 branch.due.add(worker)
 
-    def begin(self, branch: CoordinatorBranch, worker: int, seconds: float, *, unasked: bool = False) -> None:
+    def begin(self, branch: CoordinatorBranch, worker: int, seconds: float, announced: NextCycle | None = None) -> None:
         """Let a worker begin its next mini-batch, or repeat the one that it was at when the branch was paused."""
         self.last = self.next_cycle
         branch.begin(worker, self.last, seconds, self._ledger.index)
@@ -63,16 +83,27 @@ class Releases:
         self._membership.released[name] = self.last
         # Before the release, so that the worker addresses its pulls by the new table.
         self._tables.update(name)
-        self._ledger.tell(name, self._release_of(branch, worker, unasked=unasked))
+        if (announced is None or announced.terms == self.last) and not self._ledger.replaying:
+            self._sent[worker] = self._present(branch, worker, unasked=announced is not None)
+            self._ledger.tell(name, self._sent[worker])
 
-    def _release_of(self, branch: CoordinatorBranch, worker: int, *, unasked: bool = False) -> Release:
-        cycle, name, setting = branch.busy[worker], self._job.workers[worker], branch.setting
+    def _present(self, branch: CoordinatorBranch, worker: int, *, unasked: bool = False) -> Release:
+        """The release of the cycle that a worker is in."""
+        cycle = branch.busy[worker]
+        oldest = self._ledger.oldest_commit(self._job.workers[worker]) or cycle.number
+        return self._release_of(branch, worker, (cycle.number, cycle.clock, cycle.after), oldest, unasked=unasked)
+
+    def _release_of(
+        self, branch: CoordinatorBranch, worker: int, cycle: tuple[int, int, int], oldest: int, *, unasked: bool
+    ) -> Release:
+        """`cycle`: its number, clock and entry. `oldest`: the worker's first cycle whose push is not durable."""
+        setting = branch.setting
         return Release(
-            cycle=cycle.number,
+            cycle=cycle[0],
             branch=branch.number,
-            clock=cycle.clock,
-            after=cycle.after,
-            durable=(self._ledger.oldest_commit(name) or cycle.number) - 1,
+            clock=cycle[1],
+            after=cycle[2],
+            durable=oldest - 1,
             unasked=unasked,
             samples=int(branch.shards.samples[worker]),
             shard_start=int(branch.shards.start[worker]),
@@ -106,6 +137,16 @@ class Releases:
                 if worker in self._pending.undecided:
                     self._ledger.tell(name, ProbeLoss(cycle.number, self._ledger.index))
                 else:  # the release, the push, or both are lost; a worker ignores what it has already
-                    self._ledger.tell(name, self._release_of(branch, worker))
+                    self._repeat(branch, worker)
                     self._ledger.tell(name, ResendPush(cycle.number))
         return late
+
+    def repeat(self, branch: CoordinatorBranch) -> None:
+        """A view begins: workers refuse what was sent before, also by servers that were to tell them of their next cycle."""
+        for worker in sorted(branch.busy.keys() - self._pending.undecided.keys()):
+            self._repeat(branch, worker)
+
+    def _repeat(self, branch: CoordinatorBranch, worker: int) -> None:
+        self._ledger.tell(self._job.workers[worker], self._present(branch, worker))
+        # It may differ from the first one of the same number, and the worker has one of the two: nobody goes on by it.
+        self._sent.pop(worker, None)
