@@ -458,14 +458,15 @@ def resolve(name: str) -> Entry:
         entry = replace(resolve(plain), name=name, options=options)
         _ = entry.factory  # refuses a misspelt option before anything runs
         return entry
+    if name in _EMBEDDED:  # first, because to look for those of other distributions takes milliseconds
+        return _EMBEDDED[name]
     known = registry()
     if name in known:
         entry = known[name]
-        if not entry.embedded:  # others may be broken; to import the embedded ones takes long
-            try:
-                _ = entry.factory
-            except ValueError as error:
-                raise ValueError(f"Cannot use tuner {name!r} {entry.summary}: {error}") from error
+        try:
+            _ = entry.factory  # others may be broken
+        except ValueError as error:
+            raise ValueError(f"Cannot use tuner {name!r} {entry.summary}: {error}") from error
         return entry
     if ":" in name:
         entry = Entry(name, name, "a tuner of your own", embedded=False)

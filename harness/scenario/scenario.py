@@ -392,7 +392,7 @@ def workload_of(scenario: Scenario) -> Workload:
     try:
         return workload(table.name, table.overrides, data, _own_workloads(table, scenario.origin, scenario.draw))
     except (ValueError, OSError) as error:
-        raise ValueError(f"{scenario.origin}: [workload]: {error}") from None
+        raise ValueError(f"{scenario.origin}: [workload] {error}") from None
 
 
 def _start(scenario: Scenario) -> Setting:

@@ -84,6 +84,7 @@ class Row:
     nics: tuple[float, ...] = ()  # of the workers, then of servers on their own machines, relative; (): all equal
     delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
     sleeps: tuple[Sleeper, ...] = ()  # of the workers, in every mini-batch; (): none has any
+    model_shares: tuple[float, ...] = ()  # of the model, per server, sum 1; (): equal shares
     worker_times: tuple[WorkerTime, ...] = ()
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
@@ -116,6 +117,11 @@ class Row:
         if any(s.mean_seconds >= _ALIKE * self.cycle_seconds for s in self.sleeps):
             found.add("speeds")
         return frozenset(found)
+
+    @property
+    def largest_share(self) -> float:
+        """The part of the model that the server with most of it has."""
+        return max(self.model_shares, default=1.0 / self.servers)
 
     @property
     def barrier(self) -> bool:
@@ -260,6 +266,7 @@ def setting(row: Row) -> Setting:
         intra_threads=row.intra_threads,
         inter_threads=row.inter_threads,
         transfer_bits=row.transfer_bits,
+        model_shares=row.model_shares,
     )
 
 

@@ -22,6 +22,7 @@ from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
+from traces.schema import setting_from
 from tuners import policies
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
@@ -33,6 +34,7 @@ _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sl
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
 _AWAKE = Sleeper(0.0, 0.0)
+_ROUNDING = 1e-6  # a smaller difference of shares is none
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
 
@@ -170,6 +172,10 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         caveats.append(f"{unnamed} settings have no policy: they are taken for asp")
     if unsized := sum(not _batch_size(s) for s in made.to_dicts()):
         caveats.append(f"{unsized} settings have no batch size: a mini-batch counts as one sample there")
+    if inferred := sum(_told_shares(s) is None and bool(_server_cpus(s)) for s in made.to_dicts()):
+        caveats.append(
+            f"{inferred} settings do not tell shares of the model: servers are taken to have them as they use processors"
+        )
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
 
@@ -196,6 +202,7 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         shared=shared,
         nics=tuple(nics[n] / setting["usual_nic"] for n in names) if nics_differ else (),
         delays=delays if any(delays) else (),
+        model_shares=_model_shares(setting),
         **measured,
     )
 
@@ -211,6 +218,44 @@ def _shared(setting: Mapping[str, Any]) -> bool:
     whole = json.loads(setting["setting"]) if setting["setting"] else {}
     options = json.loads(setting["options"] or "{}")
     return bool(options.get("servers_share_nodes") or set(whole.get("workers", ())) & set(whole.get("servers", ())))
+
+
+def _model_shares(setting: Mapping[str, Any]) -> tuple[float, ...]:
+    """The part of the model that each server has; () if these are equal, or not known.
+
+    What is not told is taken to be as the servers use their processors. Raises ValueError for shares that are none.
+    """
+    given = _told_shares(setting)
+    given = _server_cpus(setting) if given is None else given
+    shares = tuple(x / sum(given) for x in given)
+    return shares if shares and max(shares) - min(shares) > _ROUNDING else ()
+
+
+def _told_shares(setting: Mapping[str, Any]) -> Sequence[float] | None:
+    """Shares of the model in a setting, or in its options: {"model_shares": [0.6, 0.4]}; None: it tells none."""
+    given: Any = json.loads(setting["options"] or "{}").get("model_shares")
+    if setting["setting"]:
+        known = setting_from(setting["setting"])
+        given = known.shares()[1] if known.model_shares or known.block_owners else None
+    if given is not None and not _are_shares(given, setting["servers"]):
+        raise ValueError(
+            f"Cannot read the model shares {given!r} of run {setting['run']!r}: give {setting['servers']} numbers, one per "
+            "server, none negative."
+        )
+    told: Sequence[float] | None = given
+    return told
+
+
+def _server_cpus(setting: Mapping[str, Any]) -> list[float]:
+    """How many processors each server used, if the run's extras say so: {"server_cpus": [1.9, 1.3]}; [] otherwise."""
+    used = json.loads(setting["extras"] or "{}").get("server_cpus")
+    return used if _are_shares(used, setting["servers"]) else []
+
+
+def _are_shares(values: Any, count: int) -> bool:
+    """Whether `values` are `count` numbers, none negative, not all of them 0."""
+    numbers = isinstance(values, list | tuple) and all(isinstance(x, int | float) and 0 <= x < math.inf for x in values)
+    return numbers and len(values) == count and sum(values) > 0
 
 
 def _unknown_stragglers(extras: Mapping[str, Any]) -> bool:

@@ -494,12 +494,12 @@ def _plain(known: Sequence[Row], wanted: Sequence[Row]) -> _Values:
 def _linear(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle, [n], by a linear model with four costs >= 0, fitted to `known` rows.
 
-    The terms are a constant, samples per thread, servers, and workers per server; for each workload and policy separately,
-    by least squares of relative errors.
+    The terms are a constant, samples per thread, servers, and workers times the largest server's share of the model; for
+    each workload and policy separately, by least squares of relative errors.
     """
 
     def terms(row: Row) -> list[float]:
-        return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers / row.servers]
+        return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers * row.largest_share]
 
     found = np.full(len(wanted), np.nan)
     for kind in {(r.workload, r.policy) for r in wanted}:

@@ -4,6 +4,8 @@ Source format (`config_speed.txt`): a Python tuple per line, ``(model, kvstore, 
 second, one per worker], [CPU use per server], [CPU use per worker])``, where kvstore is ``dist_sync`` or ``dist_async``. The
 scheduler that reads it sums the speeds over workers (its `speed.py`), and so does this importer. Rows whose speeds are all
 zero (such jobs did not train), and rows of another kvstore (they have no servers of their own), are left out and counted.
+CPU use is kept in the runs' extras where it has a value per server or worker. MXNet places a tensor of a million elements on
+all servers, a smaller one on one of them, so that servers have unequal shares of the model, which the file does not tell.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def _parsed(line: str, path: Path, row: int) -> _Line:
 
 
 def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    model, kvstore, total, servers, workers, speeds, _, _ = line
+    model, kvstore, total, servers, workers, speeds, server_cpus, worker_cpus = line
     for name, value in zip(_MOST, (total, servers, workers), strict=True):
         if not 1 <= value <= _MOST[name]:
             raise fault(path, f"the value is {value}, and 1 to {_MOST[name]} are plausible.", row=row, column=name)
@@ -93,7 +95,11 @@ def _row(line: _Line, path: Path, row: int) -> tuple[dict[str, Any], dict[str, A
         raise fault(path, "speeds are samples per second, from 0 to 10 million.", row=row, column="speeds")
     run = f"{model}/{kvstore}/{total}/{servers}s/{workers}w/{row}"
     rate = sum(speeds)
-    extras = json_text({"speeds_samples_per_second": speeds, "total_batch_size": total})
+    used = {"server_cpus": (server_cpus, servers), "worker_cpus": (worker_cpus, workers)}
+    extras = json_text(
+        {"speeds_samples_per_second": speeds, "total_batch_size": total}
+        | {name: cpus for name, (cpus, count) in used.items() if len(cpus) == count}
+    )
     return (
         {"run": run, "workload": model, "samples_per_second": rate, "extras": extras},
         {"run": run, "seconds": 0.0, "workers": workers, "servers": servers, "policy": _POLICIES[kvstore]}

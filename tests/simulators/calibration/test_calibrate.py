@@ -129,6 +129,26 @@ def test_the_apply_exponent_is_for_uneven_shares_of_servers():
     assert float(plant(TRUE, row(2, 4)).costs.apply_seconds) == pytest.approx(0.04 / 4)
 
 
+def test_the_server_with_most_of_the_model_decides():
+    """Of two servers, one has three quarters: pulls and pushes through its link, and its updates, take that long."""
+    given = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, apply_seconds=0.4, jitter=0.0)
+    uneven, even = row(1, 2, nics=(9.0, 1.0, 1.0), model_shares=(0.25, 0.75)), row(1, 2, nics=(9.0, 1.0, 1.0))
+    assert (uneven.largest_share, even.largest_share) == (0.75, 0.5)
+    assert [simulated(given, r).spans.cycle for r in (uneven, even)] == pytest.approx([1.5 + 0.3, 1.0 + 0.2], rel=1e-3)
+    assert closed_form_cycles(given, [uneven]) == pytest.approx([1.8], rel=1e-3)
+
+
+def test_shares_of_servers_explain_what_looks_like_noise():
+    """Six servers of which one has 0.4 of the model are slower than four equal ones."""
+    shares = {1: (), 2: (0.7, 0.3), 4: (), 6: (0.4, 0.2, 0.1, 0.1, 0.1, 0.1)}
+    rows = [row(w, s, policy="bsp", model_shares=shares[s]) for w in (1, 3, 6, 9) for s in shares]
+    true = replace(TRUE, message_seconds=0.0, step_seconds=0.5)
+    told = told_by_formula(rows, true)
+    given = Constants(cores=8, model_bytes=1.0, jitter=0.1)
+    with_shares, without = (fit(r, given, engine=False) for r in (told, [replace(x, model_shares=()) for x in told]))
+    assert 5 * with_shares.error < 0.03 < without.error
+
+
 def test_a_coordinator_hears_from_every_server_of_every_push():
     """Pushes queue there: six workers, each with nothing else to do, push one after the other."""
     given = Constants(cores=1, jitter=0.0, fixed_seconds=1e-3, commit_seconds=0.1)
@@ -501,6 +521,37 @@ def test_rows_have_the_links_of_their_nodes():
     assert one.all_seconds == pytest.approx(60 * 0.7, rel=0.1)
     made = model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.setting_only())
     assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
+
+
+@pytest.mark.parametrize(
+    ("told", "shares", "inferred"),
+    [
+        ({"options": '{"model_shares": [3, 1]}', "extras": '{"server_cpus": [1, 1]}'}, (0.75, 0.25), False),
+        ({"options": '{"model_shares": [2, 2]}'}, (), False),
+        ({"shares": (0.9, 0.1)}, (0.9, 0.1), False),
+        ({"shares": (), "extras": '{"server_cpus": [1.5, 0.5]}'}, (0.75, 0.25), True),
+        ({"extras": '{"server_cpus": [1.5, 0.5]}'}, (0.75, 0.25), True),
+        ({"extras": '{"server_cpus": [1.5]}'}, (), False),
+        ({"extras": '{"server_cpus": "two"}'}, (), False),
+    ],
+)
+def test_rows_have_the_shares_of_their_servers(told, shares, inferred):
+    """As the setting or its options say; else as the servers use processors, which is said."""
+    given = {"run": "a", "seconds": 0.0, "workers": 1, "servers": 2, "policy": "asp", "batch_size": 8}
+    given["options"] = told.get("options")
+    if "shares" in told:
+        given["setting"] = setting_text(Setting(workers=("w",), servers=("a", "b"), model_shares=told["shares"]))
+    run = {"run": "a", "workload": "x", "seconds": 10.0, "steps": 10, "extras": told.get("extras")}
+    found = read_tables(tables([run], [given]))
+    assert found.rows[0].model_shares == pytest.approx(shares)
+    assert ["as they use processors" in caveat for caveat in found.caveats] == [True] * inferred
+
+
+@pytest.mark.parametrize("shares", ["[1]", "[0.5, -0.5]", "[0, 0]", '"even"', "0.5", "[true, null]"])
+def test_shares_that_are_none_are_an_error(shares):
+    given = {"run": "a", "seconds": 0.0, "workers": 1, "servers": 2, "options": f'{{"model_shares": {shares}}}'}
+    with pytest.raises(ValueError, match=r"Cannot read the model shares .* of run 'a': give 2 numbers, one per server"):
+        read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10}], [given]))
 
 
 def linked(run, *rates, servers=("n3",)):

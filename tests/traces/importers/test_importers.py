@@ -93,6 +93,8 @@ def test_dl2(tmp_path):
         (2, 2, "bsp", 80),
         (2, 1, "asp", None),  # 33 samples cannot be divided by 2
     ]
+    assert [json.loads(extras)["server_cpus"] for extras in tables["runs"]["extras"]] == [[1.9, 1.8], [1.0]]
+    assert [json.loads(extras)["worker_cpus"] for extras in tables["runs"]["extras"]] == [[0.8, 0.9], [0.5, 0.5]]
 
 
 def test_dl2_leaves_out_rows_of_other_kinds_and_says_so(tmp_path):

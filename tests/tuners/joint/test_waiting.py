@@ -10,7 +10,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluation, Fork, Install, Reconfigure, Run
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Training
-from tuners.joint.waiting import Waiting, data_differ, seconds_per_push, stable_rate
+from tuners.joint.waiting import Waiting, data_differ, left_out, seconds_per_push, stable_rate
 from tuners.settings import Choice
 
 FOUR = ("n0", "n1", "n2", "n3")
@@ -96,6 +96,29 @@ def test_data_differ_where_a_worker_has_other_losses():
     assert sum(alike) < 15  # one in a hundred, with three standard errors
     draws[:, 1] *= 1.4
     assert all(data_differ(dict(zip(FOUR, d, strict=True))) for d in draws)
+
+
+def of_workers(seldom):
+    """Logarithms of losses of three workers that push often, which fall, and of one that pushes `seldom`."""
+    often = np.linspace(0.8, 0.5, 24) + 0.03 * np.tile([1.0, -1.0], 12)
+    return {"n0": often, "n1": often - 0.02, "n2": often + 0.02, "n3": np.array(seldom)}
+
+
+def test_data_of_a_seldom_worker_are_left_out_where_its_losses_rise_while_the_others_fall():
+    """On `policies` 304, 64 % of samples were right to the end of the budget: the slow worker's classes were not learned."""
+    rising = np.linspace(0.8, 0.9, 8)
+    assert left_out(of_workers(rising)) == ["n3"]
+    assert not left_out(of_workers(np.linspace(0.8, 0.5, 8)))
+    assert not left_out(of_workers(np.linspace(0.8, 0.9, 24)))  # it pushes as often as the others
+    assert not left_out(of_workers(rising[:4]))
+
+
+@pytest.mark.parametrize(("value", "needed"), [(0.85, True), (0.7, False)])
+def test_data_are_needed_where_the_target_is_out_of_reach_without_them(value, needed):
+    gauge = Training(held(), SystemModel(held())).gauge
+    gauge.target = replace(gauge.target, metric="accuracy", value=value)
+    gauge.begin(math.log(10), 0.1)
+    assert gauge.needs(0.25) == needed
 
 
 def swinging(policy, pushes):
