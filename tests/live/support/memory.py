@@ -232,7 +232,7 @@ class Memory:
 
     def write(self, index, entry):
         """The coordinator has sent an entry of the log, for the first time or again."""
-        for begun in getattr(entry, "released", ()):
+        for begun in getattr(entry, "released", ()) if index not in self.history else ():
             of = self.coordinator.branches.by_number[entry.branch]
             self.due.setdefault(begun.cycle, (begun.clock, of.setting.intra_threads))
         if isinstance(entry, CommitEntry):
@@ -292,7 +292,12 @@ class Memory:
         """A worker pulls at least the log up to its release, and nothing that is not in the log; it computes what the
         coordinator meant when it committed the push that released the worker."""
         if task.number in self.due:
-            assert (task.work.clock, task.work.intra_threads) == self.due[task.number], "goes by an old release"
+            clock, threads = self.due[task.number]
+            of = self.coordinator.branches.by_number.get(task.work.branch)
+            # A release that is sent again says what the setting is by then.
+            now = threads if of is None else of.setting.intra_threads
+            assert task.work.clock == clock, "computes another mini-batch"
+            assert task.work.intra_threads in (threads, now), "goes by an old release"
         if task.rows is not None:
             pulled = task.parameters.reshape(len(task.rows), -1)
             low, high = (self.expected(until).get(task.work.branch) for until in (task.work.after, None))
