@@ -29,16 +29,13 @@ from simulators.engine.inputs import (
     served_rows,
 )
 from simulators.engine.learning import TrainingData
-from simulators.stored_programs import StoredProgram
 from simulators.workloads.workload import Workload
-from tuners.actions import Cost, Evaluation, GradientNoise, Job, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Cost, Job, Rejected, Setting, Status, SyncPolicy
 
 __all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
 NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _PULL_SECONDS = loop.Records._fields.index("pull_seconds")
-_evaluate = StoredProgram(learning.evaluate)
-_squares = StoredProgram(learning.gradient_squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +77,16 @@ class JobContext:
             timers=policy.timers,
         )
         inputs = build(
-            self.cluster.nodes,
-            self.cluster.latency_seconds,
+            self.cluster,
             self.workload,
-            setting,
             self.conditions,
-            self.job.target,
+            self.job,
+            setting,
+            seed=self.seed,
+            factors=self.factors,
             evaluate_clocks=self.evaluate_clocks,
             policy_seconds=policy.seconds,
-            slowdown=np.ones(len(self.cluster.nodes)),
-            seed=self.seed,
             effects=effects,
-            factors=self.factors,
-            control_queue=self.cluster.control_queue,
-            local_steps=self.job.space.takes_local_steps,
-            skips_pulls=self.job.space.skips_pulls,
-            replicates=self.job.space.replicates,
-            blocks=self.job.blocks,
-            hottest=self.job.hottest,
         )
         per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)
         return PreparedSetting(setting, policy, program, inputs, per_push, effects)
@@ -197,38 +186,6 @@ class Branch:
         if learned is None or not learned.touched:
             return np.zeros((2, 0))
         return np.stack([np.asarray(learned.touched.pulled), np.asarray(learned.touched.pushed)])
-
-    def evaluation(self, now: float) -> Evaluation:
-        """The model as it is, on the validation set."""
-        clocks, learned = int(self.state.clock.pushes), self.state.learned
-        if self.program.model is None or learned is None:
-            return Evaluation(now, clocks, float("nan"), float("nan"))
-        loss, accuracy = _evaluate(self.program.model, self.context.data, learned.parameters)
-        return Evaluation(now, clocks, float(loss), float(accuracy))
-
-    def gradient_noise(self, now: float, batches: int) -> GradientNoise:
-        """How much gradients of the next mini-batches of all workers differ, at the model as it is."""
-        learned, active = self.state.learned, np.asarray(self.inputs.active)
-        count = batches * int(active.sum())
-        if self.program.model is None or learned is None or count < 2:
-            return GradientNoise(now, float("nan"), float("nan"))
-        clocks = self.state.clock.drawn
-        mean, single = map(
-            float,
-            _squares(self.program.model, self.context.data, self.inputs, learned.parameters, clocks, batches=batches),
-        )
-        # single = |G|^2 + tr(Sigma) / b and mean = |G|^2 + tr(Sigma) / (b count), where 1 / b is the mean over workers.
-        inverse_batch = float(np.mean(1 / np.asarray(self.inputs.samples)[active]))
-        square = (count * mean - single) / (count - 1)
-        return GradientNoise(now, square, (single - square) / inverse_batch)
-
-    def noise_seconds(self, batches: int) -> float:
-        """Seconds in which all workers pull, compute so many gradients and push once, without noise."""
-        inputs, active = self.inputs, np.asarray(self.inputs.active)
-        computing = np.asarray(inputs.compute_seconds) * np.asarray(inputs.slowdown) * batches
-        computing = computing + np.asarray(inputs.overhead_seconds)
-        pushing = self._transfer_seconds(float(inputs.push_bytes), float(inputs.serve_in), pushes=True)
-        return self.refill_seconds() + float(np.max(computing[active], initial=0.0)) + pushing
 
     # --------------------------------------------------------------------------------------------------------------- time
 
@@ -376,31 +333,6 @@ class Branch:
         longer = np.zeros(len(self.context.job.nodes)) if offsets is None else offsets
         begun, released = self.policy.init(self._with_work), np.asarray(release) & self._with_work
         self.state = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
-
-    # -------------------------------------------------------------------------------------------- what branches cost
-
-    def copy_bytes(self) -> float:
-        """Bytes that a fork copies at the server with the largest share; servers copy in parallel."""
-        job = self.context.job
-        return job.branch_bytes * max(self.setting.held(job.blocks, job.hottest).values())
-
-    def refill_seconds(self) -> float:
-        """Seconds until all workers have pulled the whole model at the same time, through the busiest link."""
-        if self.inputs.placement:  # workers have no copy of embedding tables that they would have to pull again
-            return 0.0
-        return self._transfer_seconds(float(self.inputs.pull_bytes), float(self.inputs.serve_out), pushes=False)
-
-    def _transfer_seconds(self, each_bytes: float, served: float, *, pushes: bool) -> float:
-        """Seconds in which all workers transfer `each_bytes` at the same time; servers take `served` bytes per second."""
-        inputs, workers = self.inputs, np.flatnonzero(self.inputs.active)
-        if not len(workers):
-            return 0.0
-        if overlapping(self.setting):
-            rows = workers + len(inputs.active) if pushes else workers
-            used = np.sum(np.asarray(inputs.usage)[rows], axis=0) / np.asarray(inputs.capacity)
-            return float(each_bytes * np.max(used, initial=0.0))
-        slowest = min(float(np.min(np.asarray(inputs.nic)[workers])), served / len(workers))
-        return each_bytes / slowest
 
     @property
     def _with_work(self) -> NDArray[np.bool_]:

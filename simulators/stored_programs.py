@@ -142,7 +142,8 @@ def _shape(leaf: Any) -> tuple[Any, ...]:
 def _surroundings() -> str:
     """What programs depend on and no argument tells."""
     devices = [(d.platform, d.device_kind, d.client.platform_version) for d in jax.devices()]
-    return f"{jax.__version__} {version_str} {sys.version} {devices} {os.environ.get('XLA_FLAGS')}"
+    # Sorted, because processes of a comparison are given some flags that `simulators` adds last in any other process.
+    return f"{jax.__version__} {version_str} {sys.version} {devices} {sorted(os.environ.get('XLA_FLAGS', '').split())}"
 
 
 # ------------------------------------------------------------------------------------------------------- as they are stored

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from simulators import jobs, windows
 from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, first_branch
+from simulators.branch_costs import copy_bytes, noise_seconds, refill_seconds
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
 from simulators.engine.inputs import compute_times, loads
+from simulators.evaluation import evaluation, gradient_noise
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import check_costs
 from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
@@ -362,7 +364,7 @@ class SimulatedSystem:
         prepared = self._context.prepare(setting, policy_of(setting, parent.setting, parent.policy))
         jobs.check_memory(self.job, [setting, *(b.setting for b in self._branches.values())])
         self._bring_to_now(parent)
-        self._pass_seconds(parent.copy_bytes() / self._costs.fork_bytes_per_second)
+        self._pass_seconds(copy_bytes(parent) / self._costs.fork_bytes_per_second)
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
@@ -374,7 +376,7 @@ class SimulatedSystem:
         """Branches share the workers' caches, so that training another one clears them (MLtuner, Section 4.6)."""
         if branch is not self._cached and branch.status == "running":
             self._cached = branch
-            self._pass_seconds(branch.refill_seconds())
+            self._pass_seconds(refill_seconds(branch))
 
     def _pass_seconds(self, seconds: float) -> None:
         """Let time pass in which no branch trains."""
@@ -395,7 +397,7 @@ class SimulatedSystem:
     def _evaluate(self, action: Evaluate) -> Evaluation:
         branch = branch_of(self._branches, action.branch)
         check_no_reconfiguration(f"evaluate branch {action.branch}", self._reconfiguration)
-        found = branch.evaluation(self._now)
+        found = evaluation(branch, self._now)
         self._pass_seconds(self.job.evaluate_seconds)
         return found
 
@@ -404,6 +406,6 @@ class SimulatedSystem:
         check_no_reconfiguration(f"measure the noise of branch {action.branch}", self._reconfiguration)
         if branch.inputs.placement:
             raise Rejected("Cannot measure the noise of sparse gradients: mini-batches touch different rows of the tables.")
-        found = branch.gradient_noise(self._now, action.batches)
-        self._pass_seconds(branch.noise_seconds(action.batches))
+        found = gradient_noise(branch, self._now, action.batches)
+        self._pass_seconds(noise_seconds(branch, action.batches))
         return found

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.prices import Prices
-from tuners.settings import Node, Rejected, Scalar, Setting, Space
+from tuners.settings import Node, Rejected, Scalar, Setting
+from tuners.space import Space
 
 __all__ = [
     "Action",

@@ -1,4 +1,4 @@
-"""Nodes, settings, and the space of knobs that a scenario leaves free.
+"""Nodes and settings, and what makes a setting impossible whatever a scenario allows.
 
 Part of the contract: `tuners.actions` re-exports what authors of tuners need. The file is separate because this is plain
 data, without time.
@@ -10,8 +10,7 @@ import numbers
 import operator
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +18,7 @@ import numpy as np
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-    from optuna.distributions import BaseDistribution
+    pass
 
 __all__ = [
     "BOUNDED",
@@ -42,9 +40,8 @@ __all__ = [
     "Rejected",
     "Scalar",
     "Setting",
-    "Space",
+    "check_setting",
     "check_values",
-    "share_batch",
     "shared_out",
 ]
 
@@ -164,6 +161,11 @@ class Setting:
         """Mini-batches of `worker` between its pull and its push."""
         return dict(self.node_steps).get(worker, self.local_steps)
 
+    def role_of(self, node: str) -> str:
+        """What a node is: "worker", "server", "both" or "idle"."""
+        works, serves = node in self.workers, node in self.servers
+        return "both" if works and serves else "worker" if works else "server" if serves else "idle"
+
     def owners(self, blocks: int) -> tuple[str, ...]:
         """The server of each of `blocks` blocks of embedding tables.
 
@@ -274,349 +276,8 @@ OF_CHECKPOINTS = {"checkpoint_seconds": 0.0}
 OF_PULLS = {"pull_clocks": 1}
 """The field of a setting that says how often workers pull, and its value where they pull before every mini-batch."""
 
-# ---------------------------------------------------------------------------------------------------------------- space
-
-_FIELDS = tuple(f.name for f in fields(Setting))
 OF_NODES = ("workers", "servers", "loads", "data_shares", "model_shares", "block_owners", "replicas")
 """The fields of a setting that name nodes, or go with those that do: a loss of nodes changes them."""
-_BY_NODE = ("role", "load", "data_share", "model_share")
-_PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """The knobs that a scenario leaves free, and the base setting, which has the values of all other knobs.
-
-    A knob is named after the field of `Setting` it sets, or is one of
-
-    * ``worker_count``: the first so many nodes are workers, the others servers;
-    * ``role/NODE``: "worker", "server", "both" or "idle";
-    * ``load/NODE/DEVICE``: samples on that device (an index) of the node, used where the node is a worker. `Real` knobs are
-      weights: the batch of the base is shared out in proportion to them, and a node without a sample is not a worker;
-    * ``data_share/NODE``, ``model_share/NODE``: weights, divided by their sum;
-    * ``block/NUMBER``: the server of that block of the embedding tables;
-    * ``option/NAME``: a graph option.
-
-    In a job of recorded runs only the settings that were `recorded` exist, as in tabular benchmarks. Raises ValueError for a
-    knob that sets nothing, and for two knobs of one name.
-    """
-
-    base: Setting
-    nodes: tuple[Node, ...]
-    knobs: tuple[Knob, ...] = ()
-    recorded: Mapping[Setting, None] = field(default_factory=dict)  # as keys, in a fixed order; empty: every setting exists
-    blocks: int = 0  # of embedding tables; 0: the model has none
-
-    def __post_init__(self) -> None:
-        names = [k.name for k in self.knobs]
-        known = {n.name for n in self.nodes}
-        for name in names:
-            head, _, rest = name.partition("/")
-            by_node = head in _BY_NODE and rest.partition("/")[0] in known
-            by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
-            if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES, *OF_REPLICAS) and not self.blocks):
-                raise ValueError(
-                    f"Knob {name!r} sets nothing: this job has {self.blocks or 'no'} blocks of embedding tables."
-                )
-            if not (name in _PLAIN or name == "worker_count" or (head == "option" and rest) or by_node or by_block):
-                near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2, cutoff=0.7)
-                hint = f" Did you mean {' or '.join(near)}?" if near else ""
-                raise ValueError(
-                    f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.{hint}"
-                )
-        if len(set(names)) != len(names):
-            raise ValueError(f"Two knobs have one name among {names}: name each once.")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(k.name for k in self.knobs)
-
-    def knob(self, name: str) -> Knob | None:
-        """The knob of that name, or None where it is not free."""
-        return next((k for k in self.knobs if k.name == name), None)
-
-    def frees(self, name: str) -> bool:
-        """Whether a knob sets `name`; "role", "load", ... mean all knobs of that family."""
-        return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
-
-    @property
-    def takes_local_steps(self) -> bool:
-        """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
-        another value."""
-        taken = any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_LOCAL_STEPS.items())
-        return taken or bool(self.base.node_steps)
-
-    @property
-    def takes_checkpoints(self) -> bool:
-        """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
-        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_CHECKPOINTS.items())
-
-    @property
-    def skips_pulls(self) -> bool:
-        """Whether workers may compute several mini-batches on one copy of the parameters."""
-        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_PULLS.items())
-
-    @property
-    def replicates(self) -> bool:
-        """Whether several servers may hold a block of embedding tables."""
-        return any(self.frees(n) or getattr(self.base, n) != plain for n, plain in OF_REPLICAS.items())
-
-    @property
-    def most_cached_rows(self) -> int:
-        """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
-        knob = self.knob("cache_rows")
-        free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-        return max(self.base.cache_rows, *map(int, free), 0)
-
-    @property
-    def whole_batch(self) -> int:
-        """Samples in the mini-batches of all workers together, where free loads must sum to that; else 0."""
-        weights = any(k.name.startswith("load/") and isinstance(k, Real) for k in self.knobs)
-        return sum(map(sum, self.base.loads)) if weights else 0
-
-    def sample(self, rng: np.random.Generator) -> dict[str, Scalar]:
-        """One value per knob, independently and uniformly (in the logarithm where the knob says so); or the values of one of
-        the recorded settings."""
-        if self.recorded:
-            return self.values(list(self.recorded)[int(rng.integers(len(self.recorded)))])
-        return {k.name: k.sample(rng) for k in self.knobs}
-
-    def setting(self, values: Mapping[str, Scalar]) -> Setting:
-        """The base setting with these values of knobs. Raises ValueError for a name that is no knob of this space."""
-        unknown = sorted(set(values) - set(self.names))
-        if unknown:
-            raise ValueError(f"No knob {unknown[0]!r} in this space: it has {', '.join(self.names) or 'none'}.")
-        plain: dict[str, Any] = {k: v for k, v in values.items() if k in _FIELDS}
-        changed = replace(self.base, **plain)
-        changed = self._with_roles(changed, values)
-        return self._with_shares(changed, values)
-
-    def _with_roles(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
-        names = [n.name for n in self.nodes]
-        if "worker_count" in values:
-            count = int(values["worker_count"])
-            setting = replace(setting, workers=tuple(names[:count]), servers=tuple(names[count:]))
-        roles = {n: values[f"role/{n}"] for n in names if f"role/{n}" in values}
-        if roles:
-            was = {n: _role(setting, n) for n in names} | roles
-            setting = replace(
-                setting,
-                workers=tuple(n for n in names if was[n] in ("worker", "both")),
-                servers=tuple(n for n in names if was[n] in ("server", "both")),
-            )
-        if (setting.workers, setting.servers) != (self.base.workers, self.base.servers):
-            # Loads and shares of the base belong to its own workers and servers; other ones get equal shares.
-            setting = replace(setting, loads=(), data_shares=(), model_shares=(), block_owners=())
-        return setting
-
-    def _with_shares(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
-        if any(v.startswith("load/") for v in values):
-            setting = self._with_loads(setting, values)
-        elif not setting.loads:
-            setting = share_batch(self, setting)
-        data = _normalised("data_share", setting.workers, values)
-        model = _normalised("model_share", setting.servers, values)
-        setting = replace(setting, data_shares=data or setting.data_shares, model_shares=model or setting.model_shares)
-        owners = {int(k.partition("/")[2]): str(v) for k, v in values.items() if k.startswith("block/")}
-        if owners and setting.servers:  # roles without a server are refused later, with the reason
-            # A node that is no server under these roles owns no block; that block stays where it is without knobs.
-            wanted = {i: owner for i, owner in owners.items() if owner in setting.servers}
-            named = tuple(wanted.get(i, owner) for i, owner in enumerate(setting.owners(self.blocks)))
-            setting = replace(setting, model_shares=(), block_owners=named)
-        options = {k.partition("/")[2]: v for k, v in values.items() if k.startswith("option/")}
-        if options:
-            setting = replace(setting, options=tuple(sorted((dict(setting.options) | options).items())))
-        return setting
-
-    def _with_loads(self, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
-        names = [[f"load/{n.name}/{d}" for d in range(len(n.devices))] for n in self.nodes if n.name in setting.workers]
-        rows = [[int(values.get(name, 0)) for name in row] for row in names]
-        if self.whole_batch:
-            weights = [float(values.get(name, 0)) for row in names for name in row]
-            if not any(weights):
-                weights = [float(self.knob(name) is not None) for row in names for name in row]
-            samples = iter(shared_out(weights, self.whole_batch) if any(weights) else [0] * len(weights))
-            rows = [[next(samples) for _ in row] for row in names]
-        loads = dict(zip((n.name for n in self.nodes if n.name in setting.workers), map(tuple, rows), strict=True))
-        workers = tuple(w for w in setting.workers if any(loads[w]) or not self.whole_batch)
-        return replace(setting, workers=workers, loads=tuple(loads[w] for w in workers))
-
-    def values(self, setting: Setting) -> dict[str, Scalar]:
-        """The values of the knobs in `setting`: the inverse of the method `setting`, as far as the knobs determine it."""
-        return {k.name: self._value(k.name, setting) for k in self.knobs}
-
-    def _value(self, name: str, setting: Setting) -> Scalar:
-        if name == "worker_count":
-            return len(setting.workers)
-        head, _, rest = name.partition("/")
-        node, _, device = rest.partition("/")
-        if head == "role":
-            return _role(setting, node)
-        if head == "block":
-            return setting.owners(self.blocks)[int(rest)]
-        if head == "option":
-            return dict(setting.options).get(rest, "unset")
-        if head == "load":
-            rows = dict(zip(setting.workers, setting.loads, strict=False))
-            first = setting.batch_size if node in setting.workers and device == "0" else 0
-            samples = rows[node][int(device)] if node in rows else first
-            return samples / self.whole_batch if self.whole_batch else samples
-        if head in ("data_share", "model_share"):
-            data, model = setting.shares()
-            members, shares = (setting.workers, data) if head == "data_share" else (setting.servers, model)
-            return dict(zip(members, shares, strict=True)).get(node, 0.0)
-        value: Scalar = getattr(setting, name)
-        return value
-
-    def among(self, nodes: tuple[Node, ...], in_force: Setting) -> Space:
-        """The same space where only these `nodes` are there: without the knobs of others. Where the base names one of those,
-        what has no knob is as it is in the setting `in_force`."""
-        there = {n.name for n in nodes}
-        whole = there.issuperset((*self.base.workers, *self.base.servers))
-        knobs = tuple(k for k in self.knobs if _node_of(k) in (None, *there))
-        return replace(self, base=self.base if whole else in_force, nodes=nodes, knobs=knobs)
-
-    def holds_role(self, node: str) -> bool:
-        """Whether no knob sets the role of that node."""
-        return self.knob("worker_count") is None and self.knob(f"role/{node}") is None
-
-    def held_as(self, in_force: Setting, setting: Setting) -> Setting:
-        """`setting`, with what this space holds as it is in `in_force`, where a loss of nodes has changed it.
-
-        For a setting that has the value of the base there: it was made before the loss, or without knowing of it. Other
-        values stay, so that `check` refuses them.
-        """
-        were, are, wanted = ({n.name: _role(s, n.name) for n in self.nodes} for s in (self.base, in_force, setting))
-        roles = {n: are[n] if self.holds_role(n) and role == were[n] else role for n, role in wanted.items()}
-        if roles == wanted:
-            return setting
-        moved = setting.on(
-            *(
-                tuple(n for n in dict.fromkeys((*first, *later)) if roles[n] in (role, "both"))
-                for role, first, later in (
-                    ("worker", in_force.workers, setting.workers),
-                    ("server", in_force.servers, setting.servers),
-                )
-            )
-        )
-        free = self._free_fields(setting)
-        held = [f for f in OF_NODES[2:] if not free[f] and getattr(setting, f) == getattr(self.base, f)]
-        return replace(moved, **{f: getattr(in_force, f) for f in held})
-
-    def _free_fields(self, setting: Setting) -> dict[str, bool]:
-        """Whether `setting` may have its own value of each field."""
-        roles_free = self.frees("role") or self.frees("worker_count")
-        return {name: self.knob(name) is not None for name in _FIELDS} | {
-            "workers": roles_free,
-            "servers": roles_free,
-            "loads": self.frees("load") or roles_free,
-            "data_shares": self.frees("data_share") or roles_free,
-            # Where blocks are placed one by one, they are the shares.
-            "model_shares": self.frees("model_share") or roles_free or (self.frees("block") and bool(setting.block_owners)),
-            "options": self.frees("option"),
-            "node_steps": self.frees("local_steps"),
-            "block_owners": self.frees("block"),
-        }
-
-    def check(self, setting: Setting, in_force: Setting | None = None) -> None:
-        """Raise Rejected, with reason and way out, where a job with this space cannot run under `setting`.
-
-        What `setting` has in common with the one `in_force` is not refused: a loss of nodes may have changed what this space
-        holds, or bounds.
-        """
-        _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
-        now = in_force or self.base
-        free = self._free_fields(setting)
-        for name in _FIELDS:
-            value, base = getattr(setting, name), getattr(self.base, name)
-            if value not in (base, getattr(now, name)) and not free[name]:
-                raise Rejected(f"Cannot set {name} to {value!r}: this scenario holds it at {base!r}.")
-        self._check_families(setting, now)
-        if setting.block_owners and len(setting.block_owners) != self.blocks:
-            raise Rejected(
-                f"Cannot place {len(setting.block_owners)} blocks: this job has {self.blocks} of embedding tables."
-            )
-        if setting.hot_blocks > self.blocks:
-            raise Rejected(
-                f"Cannot replicate {setting.hot_blocks} hot blocks: this job has {self.blocks} of embedding tables."
-            )
-        given = sum(map(sum, setting.loads))
-        if self.whole_batch and given != self.whole_batch and setting.loads != now.loads:
-            raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
-        for knob in self.knobs:
-            if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
-                continue  # the range of a weight limits the search, not the share that results from it
-            value = self._value(knob.name, setting)
-            if not knob.contains(value) and (in_force is None or value != self._value(knob.name, in_force)):
-                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
-                raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
-            if knob.name == "local_steps" and (outside := [p for p in setting.node_steps if not knob.contains(p[1])]):
-                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
-                raise Rejected(
-                    f"Cannot take {outside[0][1]} local steps on {outside[0][0]!r}: this scenario allows {allowed}."
-                )
-        if self.recorded and setting not in self.recorded:
-            wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
-            raise Rejected(f"Cannot run {wanted}: no such run was recorded, and {len(self.recorded)} settings were.")
-
-    def admits(self, setting: Setting) -> bool:
-        """Whether a job with this space can run under `setting`."""
-        try:
-            self.check(setting)
-        except Rejected:
-            return False
-        return True
-
-    def _check_families(self, setting: Setting, in_force: Setting) -> None:
-        """Raise Rejected where a role or option differs from the base, and a role also from the one `in_force`, and is not
-        free, though others of its family are."""
-        if self.frees("role") and self.knob("worker_count") is None:
-            for node in self.nodes:
-                role, base = _role(setting, node.name), _role(self.base, node.name)
-                if role not in (base, _role(in_force, node.name)) and self.holds_role(node.name):
-                    raise Rejected(f"Cannot make node {node.name!r} a {role}: this scenario holds it as {base}.")
-        options, held = dict(setting.options), dict(self.base.options)
-        for name in sorted(options.keys() | held.keys()):
-            if options.get(name) != held.get(name) and self.knob(f"option/{name}") is None:
-                raise Rejected(f"Cannot set option {name!r} to {options.get(name)!r}: this scenario does not free it.")
-
-    def to_optuna(self) -> dict[str, BaseDistribution]:
-        """The same space as Optuna distributions, by knob name."""
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-        made: dict[str, BaseDistribution] = {}
-        for k in self.knobs:
-            if isinstance(k, Choice):
-                made[k.name] = CategoricalDistribution(k.options)
-            elif isinstance(k, Integer):
-                made[k.name] = IntDistribution(k.low, k.high, log=k.log)
-            else:
-                made[k.name] = FloatDistribution(k.low, k.high, log=k.log)
-        return made
-
-    def values_of_row(self, row: ArrayLike) -> dict[str, Scalar]:
-        """The values of the knobs that are nearest to `row`, in range and of each knob's type.
-
-        `row` has one column per option of a choice (the largest one is chosen) and one per other knob. A logarithmic knob is
-        given by its natural logarithm.
-        """
-        cells, values, at = np.asarray(row, float).ravel(), dict[str, Scalar](), 0
-        for k in self.knobs:
-            if isinstance(k, Choice):
-                values[k.name] = k.options[int(np.argmax(cells[at : at + len(k.options)]))]
-                at += len(k.options)
-                continue
-            x = float(np.clip(np.exp(cells[at]) if k.log else cells[at], k.low, k.high))
-            values[k.name] = round(x) if isinstance(k, Integer) else x
-            at += 1
-        return values
-
-
-def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scalar]) -> tuple[float, ...]:
-    """The weights `family/NODE` of `members`, divided by their sum; () where none is given or all are zero."""
-    weights = [float(values.get(f"{family}/{m}", 0.0)) for m in members]
-    total = sum(weights)
-    return tuple(w / total for w in weights) if total > 0 else ()
 
 
 def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
@@ -634,39 +295,7 @@ def shared_out(weights: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(int(n) for n in counts)
 
 
-def share_batch(space: Space, setting: Setting, weights: Mapping[str, float] | None = None) -> Setting:
-    """`setting` with the batch that all workers of `space` share, if they do, in proportion to their `weights`, or equally.
-
-    On a machine, devices have parts as in the base, or equal ones where the base has no load there.
-    """
-    if not space.whole_batch:
-        return setting
-    rows = dict(zip(space.base.workers, space.base.loads, strict=False))
-    devices = {n.name: range(len(n.devices)) for n in space.nodes}
-    parts = []
-    for worker in setting.workers:
-        free = [float(space.knob(f"load/{worker}/{d}") is not None) for d in devices.get(worker, ())]
-        row = [float(n) for n in rows.get(worker, ())] if sum(rows.get(worker, ())) else free
-        weight = 1.0 if weights is None else weights[worker]
-        parts.append([weight * part / max(sum(row), 1.0) for part in row])
-    if not sum(map(sum, parts)) > 0:
-        return setting
-    samples = iter(shared_out([part for row in parts for part in row], space.whole_batch))
-    return replace(setting, loads=tuple(tuple(next(samples) for _ in row) for row in parts))
-
-
-def _node_of(knob: Knob) -> str | None:
-    """The node whose role, load or share a knob sets, if any."""
-    head, _, rest = knob.name.partition("/")
-    return rest.partition("/")[0] if head in _BY_NODE else None
-
-
-def _role(setting: Setting, node: str) -> Scalar:
-    works, serves = node in setting.workers, node in setting.servers
-    return "both" if works and serves else "worker" if works else "server" if serves else "idle"
-
-
-def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
+def check_setting(setting: Setting, devices: Mapping[str, int]) -> None:
     """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
     _check_roles(setting, devices)
     _check_shares(setting, devices)

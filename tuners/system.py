@@ -11,7 +11,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from tuners import policies
 from tuners.actions import Action, Job, Method, Reconfigure, Rejected, Setting, Status, SyncPolicy
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM, Space
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_LOCAL_STEPS, OF_PULLS, OF_QUORUM
+from tuners.space import Space
 
 __all__ = [
     "CHANGED_IN_PLACE",

@@ -128,7 +128,7 @@ def pareto(rows: pl.DataFrame, name: str) -> Drawing | None:
             )
         axes.set_ylim(low, high)
         axes.set_xlim(-0.12, 6 * max(p.overhead for p in points))
-        _label(axes, points, low, high)
+        _label(axes, points, front[:-1], low, high)
         _plain_seconds(axes, low, high)
         axes.set_xlabel("overhead and trials, simulated seconds (mean; logarithmic above 1)")
         axes.set_ylabel("time, s (median)")
@@ -145,8 +145,9 @@ def _beats(a: _Point, b: _Point) -> bool:
     return a.overhead <= b.overhead and a.seconds <= b.seconds and (a.overhead, a.seconds) != (b.overhead, b.seconds)
 
 
-def _label(axes: Axes, points: list[_Point], low: float, high: float) -> None:
-    """Names beside the points; where they would cover each other, they move apart as little as possible."""
+def _label(axes: Axes, points: list[_Point], lined: list[_Point], low: float, high: float) -> None:
+    """Names beside the points, above the line where a point is `lined`; names that would cover each other move apart as
+    little as possible."""
     from scipy.optimize import isotonic_regression
 
     step = math.log(high / low) / 21  # the height of a name, on the logarithmic axis
@@ -163,7 +164,8 @@ def _label(axes: Axes, points: list[_Point], low: float, high: float) -> None:
         # The nearest heights that ascend by a step: an isotonic regression of what is left when the steps are taken off.
         # Clipped, so that the lowest and the highest name stay inside the axes.
         lowest, highest = math.log(low) + step / 2, math.log(high) - step / 2 - steps[-1]
-        nearest = isotonic_regression(np.log([p.seconds for p in column]) - steps).x
+        wanted = np.array([math.log(p.seconds) + (0.6 * step if p in lined else 0) for p in column])
+        nearest = isotonic_regression(wanted - steps).x
         heights = np.clip(nearest, min(lowest, highest), highest) + steps
         at = max(p.overhead for p in column)
         for p, height in zip(column, heights, strict=True):

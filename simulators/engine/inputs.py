@@ -13,11 +13,12 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.workloads.workload import Demand, Workload
-from tuners.actions import Rejected, Setting, Target
+from tuners.actions import Job, Rejected, Setting, Target
 
 __all__ = [
     "NO_EFFECTS",
@@ -246,33 +247,28 @@ def cycle_costs(
 
 
 def build(
-    nodes: tuple[tuple[str, NodeType], ...],
-    latency_seconds: float,
+    cluster: Cluster,
     workload: Workload,
-    setting: Setting,
     conditions: Conditions,
-    target: Target,
+    job: Job,
+    setting: Setting,
     *,
-    evaluate_clocks: int,
-    policy_seconds: float,
-    slowdown: NDArray[np.float64],
     seed: int,
-    effects: Effects = NO_EFFECTS,
     factors: Factors = NO_FACTORS,
-    control_queue: float = 0.0,
-    local_steps: bool = False,
-    skips_pulls: bool = False,
-    replicates: bool = False,
-    blocks: int = 1,
-    hottest: Sequence[int] = (),
+    evaluate_clocks: int = 0,
+    policy_seconds: float = 0.0,
+    effects: Effects = NO_EFFECTS,
 ) -> EngineInputs:
-    """The numbers of a cluster under `setting`; `local_steps`, `skips_pulls` and `replicates` say whether the job takes them
-    and does that (the `Space`'s properties), `blocks` into how many embedding tables are divided, `hottest` which are hot.
+    """The numbers of a job on a cluster under `setting`, without disturbances. What the job's space may have (local steps,
+    skipped pulls, replicas) decides which arrays are empty, so all its settings have the same shapes.
 
     Raises Rejected where the setting cannot run on the cluster.
     """
+    nodes, space = cluster.nodes, job.space
     names = tuple(name for name, _ in nodes)
-    costs = cycle_costs(nodes, latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
+    costs = cycle_costs(
+        nodes, cluster.latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects
+    )
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
@@ -280,29 +276,29 @@ def build(
         active=costs.active if effects.workers is None else costs.active & np.array([n in effects.workers for n in names]),
         compute_seconds=costs.compute_seconds,
         overhead_seconds=costs.overhead_seconds,
-        slowdown=slowdown,
+        slowdown=np.ones(len(nodes)),
         jitter=np.float64(conditions.jitter),
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
         **_transfers(nodes, workload, setting, conditions, costs, effects),
-        control_queue=np.full(int(control_queue > 0), control_queue),
+        control_queue=np.full(int(cluster.control_queue > 0), cluster.control_queue),
         samples=parts.samples,
         shard_start=parts.start,
         shard_length=parts.length,
-        **_updates(setting, names, local_steps=local_steps),
-        **_goal(target, names, setting, parts),
+        **_updates(setting, names, local_steps=space.takes_local_steps),
+        **_goal(job.target, names, setting, parts),
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
     if has_tables(workload):
-        holders = effects.holders or setting.holders(blocks, hottest)
-        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=replicates)
-    if skips_pulls:
+        holders = effects.holders or setting.holders(job.blocks, job.hottest)
+        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.replicates)
+    if space.skips_pulls:
         # Of the messages of a cycle, half are of its pull.
         messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
-        silent = np.full(len(names), messages + latency_seconds * (1 + (effects.redirects > 0)))
+        silent = np.full(len(names), messages + cluster.latency_seconds * (1 + (effects.redirects > 0)))
         arrays["copies"] = Copies(np.int32(setting.pull_clocks), silent)
     return EngineInputs(**arrays)
 

@@ -17,6 +17,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from harness.live.processes.emulated_links import EmulatedLinks, in_network
 from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
 from harness.live.worker.spec import Spec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from harness.live.processes import launch
 
 WORKERS = SERVERS = 2
+NODES = ("n0", "n1", "n2", "n3")  # of `ONES`: workers, then servers
 
 
 @dataclass(frozen=True)
@@ -124,12 +126,16 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _serve(told: Connection, place: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
-    router = zmq.Context().socket(zmq.ROUTER)
-    if keys is not None:
-        router.curve_publickey, router.curve_secretkey = keys
-        router.curve_server = True
-    router.bind(place)
+def _serve(told: Connection, place: str, network: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
+    def opened() -> zmq.Socket[bytes]:
+        router = zmq.Context().socket(zmq.ROUTER)
+        if keys is not None:
+            router.curve_publickey, router.curve_secretkey = keys
+            router.curve_server = True
+        router.bind(place)
+        return router
+
+    router = in_network(network, opened)
     told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)
     while True:
@@ -137,14 +143,18 @@ def _serve(told: Connection, place: str, floats: int, keys: tuple[bytes, bytes] 
         router.send_multipart([caller, parameters], copy=False)
 
 
-def _work(told: Connection, places: list[str], floats: int, keys: tuple[bytes, bytes] | None) -> None:
-    context = zmq.Context()
-    dealers = [context.socket(zmq.DEALER) for _ in places]
-    for dealer, place in zip(dealers, places, strict=True):
-        if keys is not None:
-            dealer.curve_publickey, dealer.curve_secretkey = keys
-            dealer.curve_serverkey = keys[0]
-        dealer.connect(place)
+def _work(told: Connection, places: list[str], network: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
+    def opened() -> list[zmq.Socket[bytes]]:
+        context = zmq.Context()
+        made = [context.socket(zmq.DEALER) for _ in places]
+        for dealer, place in zip(made, places, strict=True):
+            if keys is not None:
+                dealer.curve_publickey, dealer.curve_secretkey = keys
+                dealer.curve_serverkey = keys[0]
+            dealer.connect(place)
+        return made
+
+    dealers = in_network(network, opened)
     gradient = np.zeros(floats, np.float32)
     while True:
         iterations = told.recv()
@@ -158,9 +168,12 @@ def _work(told: Connection, places: list[str], floats: int, keys: tuple[bytes, b
 
 
 class PingPong:
-    """Workers send a model's bytes to servers and receive as many, with pyzmq alone; `encrypted` by CURVE."""
+    """Workers send a model's bytes to servers and receive as many, with pyzmq alone; `encrypted` by CURVE. With `links`,
+    each process is behind the link of its node, as in a live job."""
 
-    def __init__(self, size: int, place: str = "tcp://127.0.0.1:*", *, encrypted: bool = False) -> None:
+    def __init__(
+        self, size: int, place: str = "tcp://127.0.0.1:*", *, encrypted: bool = False, links: EmulatedLinks | None = None
+    ) -> None:
         keys = zmq.curve_keypair() if encrypted else None
         spawn = multiprocessing.get_context("spawn")
         self._processes: list[Any] = []
@@ -172,8 +185,13 @@ class PingPong:
             self._processes.append(process)
             return mine
 
-        places = [c.recv() for c in [started(_serve, place, size // SERVERS, keys) for _ in range(SERVERS)]]
-        self._workers = [started(_work, places, size // SERVERS, keys) for _ in range(WORKERS)]
+        part, at = size // SERVERS, {node: ("", "") if links is None else links.of(node) for node in NODES}
+        servers = [
+            started(_serve, f"tcp://{host}:*" if host else place, network, part, keys)
+            for host, network in map(at.__getitem__, NODES[WORKERS:])
+        ]
+        places = [c.recv() for c in servers]
+        self._workers = [started(_work, places, at[node][1], part, keys) for node in NODES[:WORKERS]]
 
     def iteration_seconds(self, iterations: int) -> float:
         for worker in self._workers:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench.live_jobs import PingPong, RayActors, live_job
+from harness.live.processes.emulated_links import emulated_links, why_not
+from tests.bench.live_jobs import NODES, PingPong, RayActors, live_job
 from tests.bench.rounds import judge
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -54,7 +55,6 @@ def assert_every_push_counted(job: Any) -> None:
     [
         ("live shared", "zmq", "tcp://127.0.0.1:*", False),
         ("live shared-unix", "zmq", "ipc://*", False),
-        ("live tcp", "tcp", "tcp://127.0.0.1:*", False),
         ("live curve", "tcp", "tcp://127.0.0.1:*", True),
     ],
 )
@@ -63,12 +63,28 @@ def test_iteration_against_bare_ping_pong(
 ) -> None:
     """With few parameters, the number of messages in sequence counts: four in a cycle of the job, two with bare pyzmq.
 
-    The live job on one machine uses shared memory, its default, or only TCP; it encrypts what goes over sockets. Bare pyzmq
-    does not, unless both do, and uses TCP, or the transport that is fastest for it on one machine.
+    The live job on one machine uses shared memory, its default, or TCP, which it encrypts, as between machines. Bare pyzmq
+    encrypts if the job does, and uses TCP, or the transport that is fastest for it on one machine.
     """
     with live_job(offers, size, transport=transport) as job, closing(PingPong(size, place, encrypted=encrypted)) as bare:
         try:
             by_turns(benchmark, f"{name} {size}", job, bare, iterations)
+        finally:
+            assert_every_push_counted(job)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 200)])
+def test_iteration_in_networks_of_the_jobs_own(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
+    """As with `--emulate`, but behind links that are not limited: TCP, and neither side encrypts."""
+    rates = dict.fromkeys(NODES, float("inf"))
+    with (
+        live_job(offers, size, rates=rates) as job,
+        emulated_links(rates) as links,
+        closing(PingPong(size, links=links)) as bare,
+    ):
+        try:
+            by_turns(benchmark, f"live tcp {size}", job, bare, iterations)
         finally:
             assert_every_push_counted(job)
 

@@ -136,6 +136,16 @@ def test_a_program_is_compiled_once_and_called_from_memory(store):
     assert (second.jitted.lowered, len(store.entries)) == (1, 2)
 
 
+def test_flags_of_xla_in_another_order_are_the_same_programs(store, monkeypatch):
+    """A worker process of a comparison gets one flag from its parent and adds the others; other processes add them all."""
+    fresh()((3,), WORDS)
+    monkeypatch.setenv("XLA_FLAGS", " ".join(reversed(os.environ["XLA_FLAGS"].split())))
+    stored_programs._surroundings.cache_clear()
+    again = fresh()
+    assert np.asarray(again((3,), WORDS)).tobytes() == EXPECTED.tobytes()
+    assert (again.jitted.lowered, len(store.entries)) == (0, 1)
+
+
 def test_other_shapes_and_types_are_other_programs(store):
     program = fresh()
     assert program((2,), WORDS).shape == (2,)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuners.settings import Choice, Integer, Node, Real, Rejected, Setting, Space
+from tuners.settings import Choice, Integer, Node, Real, Rejected, Setting
+from tuners.space import Space
 
 NODES = tuple(Node(name, "toy", 4, ("cpu", "gpu"), 1e9, 1e9) for name in "abcd")
 BASE = Setting(workers=("a", "b"), servers=("c", "d"), options=(("fold", 1), ("jit", False)), learning_rate=0.1)

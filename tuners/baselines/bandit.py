@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from tuners.bo_online.surrogate import Encoding
 from tuners.search.searchers import Point, TriedPoint
-from tuners.settings import Scalar, Space
+from tuners.settings import Scalar
+from tuners.space import Space
 
 __all__ = ["Bandit", "area_under_curve"]
 

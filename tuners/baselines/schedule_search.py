@@ -24,7 +24,7 @@ from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, devices, eve
 from tuners.bo_online.surrogate import Encoding
 from tuners.factory_options import Count
 from tuners.search.searchers import Point, Searcher, searcher
-from tuners.settings import Space
+from tuners.space import Space
 
 __all__ = ["Evolution", "schedule_search", "uniform_devices", "uniform_gpus"]
 

@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tuners.settings import Choice, Integer, Knob, Scalar, Space
+from tuners.settings import Choice, Integer, Knob, Scalar
+from tuners.space import Space
 
 __all__ = [
     "Encoding",
@@ -52,7 +53,7 @@ _KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Mate
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Settings as rows of numbers in [0, 1], with the columns of `Space.values_of_row`."""
+    """Settings as rows of numbers in [0, 1]: a column per option of a choice, and one per other knob."""
 
     space: Space
     threads: int | None = None  # sum of intra_threads and inter_threads, where both are free; None: not coupled
@@ -75,14 +76,19 @@ class Encoding:
         return np.array(cells)
 
     def values(self, row: _Floats) -> dict[str, Scalar]:
-        """The values of the knobs in a row."""
-        cells, at = row.copy(), 0
+        """The values of the knobs that are nearest to a row, in range and of each knob's type: of a choice, the option with
+        the largest number."""
+        values, at = dict[str, Scalar](), 0
         for k in self.space.knobs:
-            if not isinstance(k, Choice):
+            if isinstance(k, Choice):
+                values[k.name] = k.options[int(np.argmax(row[at : at + len(k.options)]))]
+            else:
                 low, high = _ends(k)
-                cells[at] = low + cells[at] * (high - low)
+                x = low + row[at] * (high - low)
+                x = float(np.clip(np.exp(x) if k.log else x, k.low, k.high))
+                values[k.name] = round(x) if isinstance(k, Integer) else x
             at += _columns(k)
-        return self.space.values_of_row(cells)
+        return values
 
     def spread(self, shares: _Floats) -> _Floats:
         """Rows at these `shares` of the knobs' ranges, [n, knobs] in [0, 1): uniform shares give uniform values."""

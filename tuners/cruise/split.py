@@ -30,7 +30,8 @@ from tuners.cruise.placement import (
     splits,
 )
 from tuners.cruise.queueing import pulls_in_queue
-from tuners.settings import Node, share_batch
+from tuners.settings import Node
+from tuners.space import share_batch
 
 __all__ = ["TIE", "CostModel", "Roles", "Solver", "Wanted", "best_worker_count", "epoch_seconds", "roles"]
 

@@ -278,7 +278,7 @@ class Holding:
                 self.hurting = min(self.hurting, heat.of(hotter))
             why = f"{self._words(hotter)} -> {self._words(self.held)}: the trial has failed, "
             why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
-            if before is not None and not heat.steps and (yield from training.recovers(self.held, level, why)):
+            if before is not None and not heat.steps and (yield from training.recovers(before, self.held, level, why)):
                 yield from training.drop(before)
             elif before is not None:
                 yield from training.drop((yield from training.return_to(before, self.held, why)))

@@ -120,6 +120,12 @@ class Gauge:
             return math.log(max((1 - _ABOVE) * self.target.value, 1e-6))
         return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
 
+    def needs(self, share: float) -> bool:
+        """Whether a model that knows nothing of such a share of the data cannot be at the target."""
+        if self.target.metric == "loss":
+            return share * self.blank > self.target.value
+        return share * (1 - math.exp(-self.blank)) > 1 - self.target.value
+
 
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
     """Whether more training will not make the model better.

@@ -30,6 +30,7 @@ from tuners.actions import (
     Window,
 )
 from tuners.joint.learning_model import HELPED_NATS, Gauge
+from tuners.joint.losses import LossRecord
 from tuners.joint.system_model import SystemModel
 
 __all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
@@ -63,6 +64,7 @@ class Snapshot:
     pushes: int
     level: float
     loss: float
+    seconds: float  # when it was taken
 
 
 class Glance(NamedTuple):
@@ -95,6 +97,7 @@ class Training:
         self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self.newest: Window | None = None
+        self.losses = LossRecord(job)
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -140,6 +143,7 @@ class Training:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
         self.newest = window
+        self.losses.see(window)
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
             self.lowest_level = min(self.lowest_level, self.gauge.level(found.loss, found.accuracy))
@@ -203,18 +207,20 @@ class Training:
         level = math.log(mean / self.gauge.untrained)
         return Glance(level, noise, doubt, validated, self.gauge.has_learned(level + 2 * noise, validated))
 
-    def recovers(self, setting: Setting, level: float, why: str) -> Steps[bool]:
+    def recovers(self, kept: Snapshot, setting: Setting, level: float, why: str) -> Steps[bool]:
         """Whether the present model, which was trained too hot, is soon as good as `level` under `setting`.
 
         What hot windows have learned is hidden by their noise. And where they have thrown the model off, it often comes down
-        somewhere flatter, from where it learns faster than a snapshot of the time before.
+        somewhere flatter, from where it learns faster than `kept`, a snapshot of the time before. That may take as long as
+        what going back would lose: a model that needs longer is scarred.
         """
         if self.diverged or not (yield from self.change(setting, why)):
             return False
         nothing = self.gauge.blank_level - HELPED_NATS
+        until = 2 * self.seconds - kept.seconds
         for _ in range(_RECOVERY):
             yield from self.window()
-            if self.diverged or self.level <= level or self.level > nothing:
+            if self.diverged or self.level <= level or self.level > nothing or self.seconds > until:
                 break
         return not self.diverged and self.level <= min(level, nothing)
 
@@ -299,7 +305,7 @@ class Training:
             branch = yield from Fork(self.branch)
         except Rejected:
             return None
-        return Snapshot(branch, self.setting, self._named, self._pushes, self.level, self.loss)
+        return Snapshot(branch, self.setting, self._named, self._pushes, self.level, self.loss, self.seconds)
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""

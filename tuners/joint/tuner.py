@@ -84,6 +84,7 @@ _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
+_LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 _LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
@@ -127,7 +128,8 @@ def joint(
             yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
-    yield from with_checkpoints(job, JointCourse(job, parts).play())
+    course = JointCourse(job, parts)
+    yield from with_checkpoints(job, course.play(), course.training.losses)
 
 
 class JointCourse:
@@ -186,7 +188,8 @@ class JointCourse:
                 self.cap = max(1, workers // 2)
                 best, why = self._best(self.cap), f"nothing was learned by {workers} workers; again from the untrained model"
                 self.first = yield from training.return_to(self.first, best, why)
-            elif training.cluster_changed:
+            elif training.cluster_changed or (self.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
+                looked = training.seconds  # how long machines last is known better
                 yield from self.place_anew()
             elif self.job.blocks and training.newest is not None:
                 self.tables.learn(training.setting, training.newest)
@@ -280,15 +283,18 @@ class JointCourse:
         best = self._best(self.cap)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
-        saved = left * (1 - 1 / gain) if gain > 0 else 0.0
+        lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
+        saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > _WORTH and saved > cost if self.parts.cost_rule else gain > 1
-        stranded = not training.available.issuperset((*before.workers, *before.servers))  # no other change is accepted then
+        stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
         if best == before or not (worth or stranded):
             return False
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
             f"{gain:.2f} times the progress per {self.unit}; the change costs {cost:.0f} s"
         )
+        if lasts < left:
+            why += f", and its machines may be lost again after {lasts:.0f} s"
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
         anew, self.placed = self.heat is None and not (self.placed or self.has_learned), True
@@ -449,7 +455,7 @@ class JointCourse:
         if self.heat is None and not self.job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
-        return gain / self.system.push_seconds(setting)
+        return gain / self.system.push_seconds(setting) * self.training.losses.productive(setting.servers)
 
     def _worth(self, setting: Setting) -> float:
         """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
@@ -562,7 +568,7 @@ class JointCourse:
         if kept is not None and not heat.steps and learned > _LEARNED and training.setting != kept.setting:
             now, as_good = heat.words(training.setting), training.lowest_level
             why = f"{now} -> {heat.words(setting)}: the best so far; may the job go on from the present model?"
-            if (yield from training.recovers(setting, as_good, why)):
+            if (yield from training.recovers(kept, setting, as_good, why)):
                 yield from training.drop(kept)
                 return
         why = f"{heat.words(setting)} is the best so far, and the job goes on from its model"
@@ -731,6 +737,10 @@ def _highest(knob: Any) -> float:
 
 def _lowest(knob: Any) -> float:
     return float(min(knob.options) if isinstance(knob, Choice) else knob.low)
+
+
+def _machines(setting: Setting) -> set[str]:
+    return {*setting.workers, *setting.servers}
 
 
 def _with_roles(setting: Setting, workers: Sequence[str], servers: Sequence[str]) -> Setting:

@@ -11,6 +11,9 @@ where the drift before led, or where the drift that follows is slower.
 
 A round of any K pushes, after which all workers start anew (`k_batch_sync`: Dutta et al. 2018), has the most stable updates;
 but a slow worker's gradients are dropped. Where workers' data differ, K of them are in progress instead (`admit`).
+
+Where nobody waits, a slow worker's data count less, too. If these differ from the others', the model may learn nothing of
+them. Where that is seen, and the target is out of reach without them, all workers push equally often from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +33,9 @@ from tuners.actions import Job, Setting
 from tuners.joint.learning_model import slope
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.settings import BOUNDED
 
-__all__ = ["Line", "Waiting", "data_differ", "seconds_left", "seconds_per_push", "stable_rate"]
+__all__ = ["Line", "Waiting", "data_differ", "left_out", "seconds_left", "seconds_per_push", "stable_rate"]
 
 _LEAST = 4  # windows from which a drift is measured
 _NEWEST = 8  # windows that tell it, at most
@@ -45,6 +50,10 @@ _SLOWER = 1.2  # times the seconds left for which a policy is taken back
 _CYCLES = 8  # of every worker, of which rounds are drawn
 _ROUNDS = 300  # that are drawn
 _REPEATS = 3  # pushes of a worker in a round, at most
+_SELDOM = 0.6  # times as many pushes as the median worker: fewer are seldom
+_UNLEARNED = 0.25  # times the fall of the others' losses: a fall that is less is none
+_FEWEST = 6  # losses of a worker that tell whether they fall
+_AHEAD = 2  # pushes that a worker may be ahead of the slowest one, where all push equally often
 _DIFFER = 0.01  # chance of losses by worker that are so different, if their data were alike
 
 
@@ -107,6 +116,8 @@ class Waiting:
         self._looser: tuple[Setting, Line] | None = None  # the policy before, and its course
         self._failed = 0
         self._kept: Snapshot | None = None  # of some windows before
+        self._equal = False  # whether all workers push equally often
+        self._own = defaultdict[str, list[float]](list)  # logarithms of losses by worker, since the policy was changed
         self._cycles, self._losses = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
 
     def run(self) -> Steps[None]:
@@ -120,7 +131,7 @@ class Waiting:
             elif training.cluster_changed:
                 yield from self._place()
                 self._begin_anew()
-            else:
+            elif not (yield from self._include()):
                 if windows % _NEWEST == 0:
                     yield from training.drop(self._kept)
                     self._kept = yield from training.snapshot()
@@ -145,12 +156,14 @@ class Waiting:
         for worker, cycle, loss in zip(pushes.worker, cycles, pushes.loss, strict=True):
             name = self._job.nodes[int(worker)].name
             self._losses[name].append(float(loss) / mean if mean > 0 else 1.0)
+            self._own[name].append(math.log(max(float(loss), 1e-9)))
             # Of workers that are stopped, only fast mini-batches are seen.
             if training.setting.policy != "k_batch_sync":
                 self._cycles[name] = [*self._cycles[name], float(cycle)][-_CYCLES:]
 
     def _begin_anew(self) -> None:
         self.levels, self._validated, self._right, self.times = [], [], [], []
+        self._own.clear()
 
     # ----------------------------------------------------------------------------------------------------- what is done
 
@@ -193,6 +206,27 @@ class Waiting:
                 f"at once (chance {chance:.2g}, {best.slower:.2f} times the seconds a push); a trial costs {best.cost:.0f} s"
             )
             yield from self._try(best, course, why)
+
+    def _include(self) -> Steps[bool]:
+        """Let all workers push equally often, if the target needs data that are left out so far; whether this has begun."""
+        training, workers = self._training, self._training.setting.workers
+        missed = [] if self._equal else left_out({w: self._own[w] for w in workers})
+        if not (missed and training.gauge.needs(len(missed) / len(workers))):
+            return False
+        start, self._equal = self._job.start, True
+        equal = replace(
+            training.setting, policy="ssp", staleness=start.staleness if start.policy in BOUNDED else _AHEAD, quorum=0
+        )
+        why = (
+            f"all push equally often: losses of {', '.join(missed)}, which push seldom, do not fall as the others' do, and "
+            "the target is out of reach without their data"
+        )
+        if self._first is not None:  # what was learned so far is wrong for these data
+            self._first = yield from training.return_to(self._first, equal, f"{why}; from the untrained model")
+        else:
+            yield from training.change(equal, why)
+        self._begin_anew()
+        return True
 
     def _offer(self, stricter: Setting, chance: float, left: float, window_seconds: float) -> _Offer:
         """What a trial of `stricter` may save, and what it costs."""
@@ -258,6 +292,8 @@ class Waiting:
 
     def _stricter(self) -> list[Setting]:
         """Half and three quarters as many gradients at once as there are workers, where these are fewer than now."""
+        if self._equal:
+            return []
         workers = len(self._training.setting.workers)
         sizes = dict.fromkeys((workers // 2, 3 * workers // 4))
         return [self._with(size) for size in sizes if 1 <= size < _gradients(self._training.setting)]
@@ -315,6 +351,34 @@ def seconds_per_push(cycles: Sequence[NDArray[np.float64]], setting: Setting, to
     if n < len(cycles):
         return sum(means) / len(means) / n  # workers take turns
     return 1 / sum(1 / m for m in means)
+
+
+def left_out(losses: Mapping[str, Sequence[float]]) -> list[str]:
+    """Workers that push seldom, and of whose data the model learns nothing: logarithms of their losses, by worker, are above
+    those of the others in the newest half, and have not fallen as those have, by more than two standard errors."""
+    usual = median(map(len, losses.values()))
+    often = [x for x in losses.values() if len(x) > _SELDOM * usual and len(x) >= _FEWEST]
+    fallen = [_halves(x) for x in often]
+    if len(often) < 2:
+        return []
+    newest, noise = sum(b for _, b, _ in fallen) / len(fallen), math.hypot(*(e for *_, e in fallen)) / len(fallen)
+    fall = sum(a - b for a, b, _ in fallen) / len(fallen)
+    found = []
+    for worker, x in losses.items():
+        if len(x) <= _SELDOM * usual and len(x) >= _FEWEST and fall > 2 * noise:
+            before, now, error = _halves(x)
+            doubt = 2 * math.hypot(noise, error)
+            if now > newest + doubt and before - now < _UNLEARNED * fall and fall - (before - now) > doubt:
+                found.append(worker)
+    return found
+
+
+def _halves(values: Sequence[float]) -> tuple[float, float, float]:
+    """Means of the first and the second half, and the standard error of their difference."""
+    first, second = np.array_split(np.array(values), 2)
+    deviation = math.sqrt((float(np.var(first)) + float(np.var(second))) / 2)
+    error = deviation * math.sqrt(1 / len(first) + 1 / len(second))
+    return float(np.mean(first)), float(np.mean(second)), error
 
 
 def data_differ(losses: Mapping[str, Sequence[float]]) -> bool:

@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from tuners.bo_online.surrogate import Encoding, Surrogate, best_rows, expected_improvement
-from tuners.settings import Choice, Integer, Knob, Scalar, Space
+from tuners.settings import Choice, Integer, Knob, Scalar
+from tuners.space import Space
 
 __all__ = [
     "Point",

@@ -73,7 +73,7 @@ class Coordinator:
         pushes = self._pushes = CompletePushes(job, ledger, branches, pending, releases, now)
         cycles = self._cycles = Cycles(job, ledger, branches, pending, releases, pushes, now)
         evaluations = self._evaluations = Evaluations(ledger, job.nodes, now)
-        repairs = self._repairs = Repairs(ledger, membership, views, branches, pending)
+        repairs = self._repairs = Repairs(ledger, membership, views, branches, pending, releases)
         owners = (ledger, moves, views, membership, branches, pending, releases)
         record = self._record = StateRecord(ledger, {type(owner).__name__: owner for owner in owners})
         self.states = StateRequests(job, ledger, snapshots, moves, views, branches, pending, pushes, evaluations, record)

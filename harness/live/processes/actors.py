@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -50,13 +51,14 @@ class Endpoint:
         from harness.live.transport.zeromq import ZmqTransport
 
         host: str = self.host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        share = self.transport == "zmq"
+        # Only root can enter a network that the job has made for a node; no other machine, and no other user, reaches it.
+        end = partial(ZmqTransport, host, keys=keys, share=self.transport == "zmq", private=bool(self.network))
 
         def opened() -> Transport:
             try:
-                return ZmqTransport(host, port, keys=keys, share=share)
+                return end(port)
             except ValueError:
-                return ZmqTransport(host, keys=keys, share=share)
+                return end()
 
         return in_network(self.network, opened)
 

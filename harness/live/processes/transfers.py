@@ -11,7 +11,8 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from harness.live.processes.names import node_of
-from harness.live.protocol.messages import GradientDone, Head, PushStaged, Release
+from harness.live.protocol.log import CommitEntry
+from harness.live.protocol.messages import GradientDone, Head, LogAppend, PushStaged, Release
 
 __all__ = ["NodePair", "Transfer", "TransferMeter"]
 
@@ -46,10 +47,16 @@ class TransferMeter:
     def sent(self, receiver: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator sends."""
         if isinstance(head, Release):
-            cycle = self._cycles.get(receiver)
-            # A release that is sent again after a timeout does not start the cycle again.
-            if cycle is None or cycle.number < head.cycle:
-                self._cycles[receiver] = _Cycle(head.cycle, now)
+            self._begin(receiver, head.cycle, now)
+        elif isinstance(head, LogAppend) and isinstance(head.entry, CommitEntry):
+            for begun in head.entry.released:
+                self._begin(begun.worker, begun.cycle, now)
+
+    def _begin(self, worker: str, number: int, now: float) -> None:
+        cycle = self._cycles.get(worker)
+        # What is sent again, after a timeout or to another server, does not start the cycle again.
+        if cycle is None or cycle.number < number:
+            self._cycles[worker] = _Cycle(number, now)
 
     def received(self, sender: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator receives."""

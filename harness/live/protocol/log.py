@@ -8,11 +8,30 @@ import msgspec
 
 from harness.live.protocol.blocks import Runs
 
-__all__ = ["CommitEntry", "DropEntry", "ForkEntry", "FreeEntry", "LogEntry", "MoveEntry", "SkipEntry", "SnapshotEntry"]
+__all__ = [
+    "CommitEntry",
+    "DropEntry",
+    "ForkEntry",
+    "FreeEntry",
+    "LogEntry",
+    "MoveEntry",
+    "NextCycle",
+    "SkipEntry",
+    "SnapshotEntry",
+]
 
 
 class _Entry(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Immutable. The first field on the wire is the name of the class."""
+
+
+class NextCycle(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker begins with a commit. It hears of that from servers, with the parameters."""
+
+    worker: str
+    cycle: int
+    clock: int  # number of the mini-batch
+    terms: int  # the cycle whose `Release` says all the rest; the same cycle if a `Release` follows
 
 
 class CommitEntry(_Entry, frozen=True):
@@ -32,7 +51,7 @@ class CommitEntry(_Entry, frozen=True):
     steps: int  # of this branch's optimizer, including this one
     learning_rate: float
     momentum: float
-    released: tuple[tuple[str, int], ...] = ()  # (worker, new cycle): servers send them parameters unasked
+    released: tuple[NextCycle, ...] = ()  # servers send these workers parameters unasked
     bits: int = 32  # per number in transfer
 
 

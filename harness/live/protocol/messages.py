@@ -100,7 +100,10 @@ class EntriesMissing(_Head, frozen=True):
 
 
 class Release(_Head, frozen=True):
-    """Coordinator to worker: pull, compute, push. The worker drops the cycle that it is in, if any."""
+    """Coordinator to worker: pull, compute, push. The worker drops the cycle that it is in, if any.
+
+    It also holds for later cycles that name it (`UnaskedBlocks.terms`), but for `cycle`, `clock` and `after`.
+    """
 
     cycle: int  # a unique number, larger than all before
     branch: int
@@ -142,11 +145,13 @@ class Pulled(_Head, frozen=True):
 
 class UnaskedBlocks(_Head, frozen=True):
     """Server to worker, without a pull: the blocks as of entry `index`, the commit that released the worker for this
-    cycle."""
+    cycle. The worker begins it, if it has the release that the cycle goes by."""
 
     cycle: int
     index: int
     runs: Runs
+    clock: int  # number of the mini-batch
+    terms: int  # the cycle of that release
 
 
 class GradientDone(_Head, frozen=True):

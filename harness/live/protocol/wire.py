@@ -19,7 +19,7 @@ from harness.live.protocol.messages import Array, Message
 
 __all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "byte_count", "decode", "encode", "signal"]
 
-VERSION = 5
+VERSION = 6
 LARGEST_BYTES = 2**31
 """Limit of one frame: half a billion parameters in one run. The receiver refuses larger ones before it allocates memory."""
 

@@ -77,8 +77,8 @@ class Pulls:
     def send_unasked(self, cohort: Cohort, commit: CommitEntry, index: int) -> None:
         """Send parameters to the workers that this push, entry `index`, releases, without being asked."""
         arrays = self._parameters(commit.branch, commit.bits, index, cohort.runs).arrays
-        for worker, cycle in commit.released:
-            self._outbox.tell(worker, UnaskedBlocks(cycle, index, cohort.runs), arrays)
+        for begun in commit.released:
+            self._outbox.tell(begun.worker, UnaskedBlocks(begun.cycle, index, cohort.runs, begun.clock, begun.terms), arrays)
 
     def _parameters(self, branch: int, bits: int, after: int, runs: Runs) -> _Parameters:
         """The parameters of some blocks. If another worker pulled them as of `after`, the same copy: a worker that is late

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed, WorkerTask
 from simulators.cluster import trace_driven
@@ -30,18 +28,7 @@ class EmulatedCompute:
         self._spec, self._kind = spec, dict(nodes)[node]
         self._worker = [name for name, _ in nodes].index(node)
         self._inputs = inputs.build(
-            nodes,
-            0.0,
-            spec.workload,
-            spec.job.start,
-            conditions,
-            spec.job.target,
-            evaluate_clocks=0,
-            policy_seconds=0.0,
-            slowdown=np.ones(len(nodes)),
-            seed=spec.seed,
-            factors=factors,
-            blocks=max(spec.job.blocks, 1),
+            scenario.cluster, spec.workload, conditions, spec.job, spec.job.start, seed=spec.seed, factors=factors
         )
         self.seconds(0, 1, 0, 0)  # compile
 

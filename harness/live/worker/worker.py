@@ -71,7 +71,8 @@ class Worker:
         self._pulling = Pulling(layout, self._table, self._outbox, now, retry_seconds, rows_of)
         self._members: dict[str, int] = {}  # the lowest accepted generation, by process
         self.refused = 0  # messages of an older view or generation
-        self._work: Release | None = None  # the last release
+        self._work: Release | None = None  # the cycle that it is in
+        self._terms: Release | None = None  # the last release that the coordinator sent: later cycles may go by it
         self._done: GradientDone | None = None  # the result of its gradient
         self._done_is_final = False  # it lacks no loss before the push, so it can travel with the push
         self._early: list[tuple[UnaskedBlocks, tuple[Array, ...]]] = []  # parameters that arrived before their release
@@ -107,7 +108,9 @@ class Worker:
     def _handle(self, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
             case Release():
-                self._on_release(head)
+                if self._work is None or head.cycle > self._work.cycle:
+                    self._terms = head
+                    self._begin(head)
             case Pulled():
                 self._begin_task(self._pulling.answered(head, arrays))
             case UnaskedBlocks():
@@ -124,7 +127,7 @@ class Worker:
                 if head.cycle in self._pushes:
                     self._stage(head.cycle, self._layout.everything)
             case Rest():
-                self._work = None
+                self._work = self._terms = None
                 self._pulling.drop()
                 self._evaluations.clear()
             case EvaluationRequest():
@@ -139,13 +142,11 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------- one cycle
 
-    def _on_release(self, head: Release) -> None:
-        if self._work is not None and head.cycle <= self._work.cycle:
-            return
-        for cycle in [c for c in self._pushes if c <= head.durable]:
+    def _begin(self, work: Release) -> None:
+        for cycle in [c for c in self._pushes if c <= work.durable]:
             del self._pushes[cycle]
-        self._work, self._done, self._done_is_final = head, None, False
-        self._pulling.begin("gradient", head, head.after, unasked=head.unasked)
+        self._work, self._done, self._done_is_final = work, None, False
+        self._pulling.begin("gradient", work, work.after, unasked=work.unasked)
         early, self._early = self._early, []
         for given, arrays in early:
             self._on_given(given, arrays)
@@ -185,9 +186,12 @@ class Worker:
 
     def _on_given(self, head: UnaskedBlocks, arrays: tuple[Array, ...]) -> None:
         if self._work is None or head.cycle > self._work.cycle:
-            self._early.append((head, arrays))
-        else:
-            self._begin_task(self._pulling.sent_unasked(head, arrays))
+            terms = self._terms
+            if terms is None or head.terms != terms.cycle:
+                self._early.append((head, arrays))
+                return
+            self._begin(replace(terms, cycle=head.cycle, clock=head.clock, after=head.index, unasked=True))
+        self._begin_task(self._pulling.sent_unasked(head, arrays))
 
     def _begin_task(self, pull: Arrived | None) -> None:
         """Compute on what was pulled. None: blocks are missing."""

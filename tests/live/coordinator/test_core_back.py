@@ -96,7 +96,7 @@ def test_evaluations_from_before_a_restore_are_not_reported():
     memory.start(EVALUATOR)
     memory.steps(200)
     begun = memory.saved()
-    memory.steps(600)
+    memory.steps(800)
     memory.coordinator.training.evaluate(0)
     while not memory.answered:
         memory.step()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from harness.live.coordinator.branches.branch import CoordinatorBranch
 from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.pending_pushes import PendingPushes
+from harness.live.coordinator.branches.releases import Releases
 from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.coordinator.membership.views import Views
 from harness.live.server.handover import Handover
@@ -191,6 +192,16 @@ def given_up_cycles_count(monkeypatch):
     monkeypatch.setattr(Branches, "in_cycle", lambda self, name, cycle: self._job.worker_numbers.get(name))
 
 
+def a_release_holds_for_ever(monkeypatch):
+    announced = Releases.announced
+
+    def broken(self, branch, released, commit):
+        sent = {self._job.workers[worker]: of.release.cycle for worker, of in self._sent.items()}
+        return tuple(replace(c, terms=sent.get(c.worker, c.terms)) for c in announced(self, branch, released, commit))
+
+    monkeypatch.setattr(Releases, "announced", broken)
+
+
 def a_bound_is_not_kept(monkeypatch):
     waiting = CoordinatorBranch._decide
 
@@ -220,6 +231,7 @@ BROKEN = [
     groups_do_not_shrink,
     forks_take_parameters_only,
     given_up_cycles_count,
+    a_release_holds_for_ever,
     a_bound_is_not_kept,
     dead_servers_keep_copies,
 ]

@@ -9,7 +9,8 @@ from harness.live.driver.repairs import job_repairs, links, slow_links
 from harness.live.driver.repairs.links import LinkMonitor
 from harness.live.driver.system import LiveSystem
 from harness.live.processes.transfers import Transfer, TransferMeter
-from harness.live.protocol.messages import GradientDone, PushStaged, Release
+from harness.live.protocol.log import CommitEntry, NextCycle
+from harness.live.protocol.messages import GradientDone, LogAppend, PushStaged, Release
 from harness.live.worker.spec import Spec
 from tests.live.support.ones import ONES, Ones
 from tests.live.support.pretend import PretendProcesses
@@ -128,7 +129,12 @@ def test_times_of_transfers_are_read_from_messages():
     meter = TransferMeter()
     for number, released in ((1, 10.0), (2, 20.0)):
         release = Release(number, 0, 0, 0, 0, 8, 0, 64)
-        meter.sent("worker/n0", release, released)
+        if number == 1:
+            meter.sent("worker/n0", release, released)
+        else:  # a commit, sent to servers, lets the worker begin
+            entry = CommitEntry(0, "worker/n0", 1, True, True, 1, 1.0, 1, 0.1, 0.0, (NextCycle("worker/n0", 2, 1, 1),))
+            meter.sent("server/n2", LogAppend(1, entry), released)
+            meter.sent("server/n3", LogAppend(1, entry), released + 1.0)
         meter.sent("worker/n0", release, released + 2.0)  # sent again
         done = GradientDone(number, 1.0, 0.25, 0.5, 0)
         meter.received("server/n2", PushStaged("worker/n0", number, ((0, 8),), done), released + 0.85)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 from harness.live.processes import emulated_links as links
+from harness.live.processes.actors import Endpoint
 from harness.live.processes.emulated_links import emulated_links, in_network, why_not
-from harness.live.transport.zeromq import ZmqTransport
+from harness.live.transport.zeromq import Address, ZmqTransport
 
 needs_root = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -31,22 +34,23 @@ def carried_bytes(network):
 
 
 @needs_root
-def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_network():
+@pytest.mark.parametrize("private", [True, False], ids=["plain", "encrypted"])
+def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_network(private):
     before = Path("/proc/thread-self/ns/net").readlink()
     devices = set(Path("/sys/class/net").iterdir())
     with emulated_links({"a": 1e6, "b": 2e6}) as made:
         (host, a), (other, b) = made.of("a"), made.of("b")
         assert made.of("evaluator") == made.of("") not in ((host, a), (other, b))
         with (
-            closing(in_network(a, lambda: ZmqTransport(host))) as one,
-            closing(in_network(b, lambda: ZmqTransport(other))) as two,
+            closing(in_network(a, lambda: ZmqTransport(host, private=private))) as one,
+            closing(in_network(b, lambda: ZmqTransport(other, private=private))) as two,
         ):
             one.connect("b", two.address)
             two.connect("a", one.address)
             sent = np.arange(50_000, dtype=np.float32)
             one.send("b", [b"a push", sent])
             received = two.receive(30.0)
-            assert received.caller == "a"
+            assert received.caller == (None if private else "a")
             np.testing.assert_array_equal(np.frombuffer(received.frames[1], np.float32), sent)
         assert carried_bytes(a)[1] > sent.nbytes
         assert carried_bytes(b)[0] > sent.nbytes
@@ -57,6 +61,20 @@ def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_networ
         assert Path("/proc/thread-self/ns/net").readlink() == before
         assert set(Path("/sys/class/net").iterdir()) == devices
     assert not Path(a).exists()
+
+
+@needs_root
+@pytest.mark.parametrize("own", [True, False], ids=["the job's own network", "the machine's network"])
+def test_only_in_a_network_of_the_jobs_own_are_keys_left_out(own):
+    with emulated_links({"a": 1e6}) as made:
+        host, network = made.of("a") if own else ("127.0.0.1", "")
+        with closing(Endpoint("tcp", "", host, network).open(queue.SimpleQueue())) as end, zmq.Context() as context:
+            stranger = in_network(network, lambda: context.socket(zmq.PUSH))
+            stranger.setsockopt(zmq.LINGER, 0)
+            in_network(network, lambda: stranger.connect(Address.parse(end.address).place))
+            stranger.send(b"a push")
+            assert (end.receive(10.0 if own else 0.3) is not None) == own
+            stranger.close()
 
 
 def shapes(network):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.live.protocol.blocks import Layout
-from harness.live.protocol.log import CommitEntry, MoveEntry
+from harness.live.protocol.log import CommitEntry, MoveEntry, NextCycle
 from harness.live.protocol.messages import BlockData, BranchVectors, FetchBlocks, Pull, Pulled, Redirect, UnaskedBlocks
 from harness.live.protocol.outbox import Outbox
 from harness.live.server.cohorts import Cohorts
@@ -22,6 +22,7 @@ HELD = (BranchVectors(0, ("parameters",)),)
 
 def commit(*released):
     """The commit of a push that releases these (worker, cycle)."""
+    released = tuple(NextCycle(*of, 0, 1) for of in released)
     push = {"branch": 0, "worker": "worker/x", "cycle": 1, "accept": True, "take": True, "grouped": 1, "weight": 1.0}
     return CommitEntry(**push, steps=1, learning_rate=-1.0, momentum=0.0, released=released)
 

@@ -113,7 +113,8 @@ class Audit:
         for worker in workers:
             if messages.worker(worker) not in self.memory.cores:
                 self.memory.start(messages.worker(worker))
-        setting = Setting(workers=workers, servers=old.servers, policy=old.policy, learning_rate=-1.0, momentum=1.0)
+        same = {"servers": old.servers, "policy": old.policy, "learning_rate": -1.0, "momentum": 1.0}
+        setting = Setting(workers=workers, intra_threads=self.rng.randint(0, 2), **same)
         self.memory.coordinator.training.put(0, setting)
         self.changes += 1
 

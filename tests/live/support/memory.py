@@ -20,6 +20,7 @@ from tuners.actions import Setting, Target
 
 NODES = ("n0", "n1", "n2", "n3", "n4", "n5")
 EVALUATOR = messages.worker("evaluator")
+_ENDLESS = 50_000  # messages, of a job that rests
 
 
 def everybody(setting):
@@ -84,6 +85,7 @@ class Memory:
         self.history = {}  # the log: entries by index, as the coordinator has sent them last
         self.results = 0  # of evaluations that were delivered
         self.lost = []  # entries that were withdrawn
+        self.due = {}  # by cycle that begins with a commit: its mini-batch, and the threads that it is to have
         self.acknowledged = 0  # pushes that were accepted
         self.zombies = []  # cores that are treated as dead, and may still send
         self.coordinator = Coordinator(self.job, self.sender(COORDINATOR, None), self.now, self.journal)
@@ -223,11 +225,16 @@ class Memory:
 
     def drain(self):
         """Deliver until no message is left."""
-        while self.step():
-            pass
+        for _ in range(_ENDLESS):
+            if not self.step():
+                return
+        raise AssertionError("Two processes answer each other without an end.")
 
     def write(self, index, entry):
         """The coordinator has sent an entry of the log, for the first time or again."""
+        for begun in getattr(entry, "released", ()) if index not in self.history else ():
+            of = self.coordinator.branches.by_number[entry.branch]
+            self.due.setdefault(begun.cycle, (begun.clock, of.setting.intra_threads))
         if isinstance(entry, CommitEntry):
             if index not in self.history:
                 self.acknowledged += entry.accept
@@ -282,7 +289,15 @@ class Memory:
         return {branch: rows.repeat(self.job.tables.width) for branch, rows in made.items()}
 
     def check_pulled(self, task):
-        """A worker pulls at least the log up to its release, and nothing that is not in the log."""
+        """A worker pulls at least the log up to its release, and nothing that is not in the log; it computes what the
+        coordinator meant when it committed the push that released the worker."""
+        if task.number in self.due:
+            clock, threads = self.due[task.number]
+            of = self.coordinator.branches.by_number.get(task.work.branch)
+            # A release that is sent again says what the setting is by then.
+            now = threads if of is None else of.setting.intra_threads
+            assert task.work.clock == clock, "computes another mini-batch"
+            assert task.work.intra_threads in (threads, now), "goes by an old release"
         if task.rows is not None:
             pulled = task.parameters.reshape(len(task.rows), -1)
             low, high = (self.expected(until).get(task.work.branch) for until in (task.work.after, None))

@@ -77,7 +77,7 @@ def test_the_arrays_of_a_decoded_message_keep_its_slots(ends):
     one, other = ends(), ends()
     arrays = tuple(np.full(FLOATS, v, np.float32) for v in (1, 2))
     _, message = decode(
-        other.borrow(one.lend("1", encode("one", Message(UnaskedBlocks(1, 2, ((0, 1), (3, 4))), arrays, 0, 1))))
+        other.borrow(one.lend("1", encode("one", Message(UnaskedBlocks(1, 2, ((0, 1), (3, 4)), 0, 1), arrays, 0, 1))))
     )
     for value in range(5, 10):
         passed(one, "1", other, frame(value), frame(value))

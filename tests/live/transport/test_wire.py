@@ -107,8 +107,8 @@ def test_arrays_too_few_or_too_many(change, words):
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 6: this is version 5"):
-        decode([first[:4] + (6).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 7: this is version 6"):
+        decode([first[:4] + (7).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
@@ -120,13 +120,13 @@ def test_another_program():
 def test_an_absurd_size_allocates_no_memory(size):
     row = ["w", 0, 0, [["f4", size]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match=f"array of {size} numbers of f4 from 20 bytes"):
-        decode([b"PSLV\5\0" + msgspec.msgpack.encode(row), bytes(20)])
+        decode([b"PSLV\6\0" + msgspec.msgpack.encode(row), bytes(20)])
 
 
 def test_an_unknown_type():
     row = ["w", 0, 0, [["O8", 1]], ["StagePush", 7, 0, 3, [[0, 2]]]]
     with pytest.raises(Unreadable, match="array of type 'O8': known are f4, f2, i4"):
-        decode([b"PSLV\5\0" + msgspec.msgpack.encode(row), bytes(8)])
+        decode([b"PSLV\6\0" + msgspec.msgpack.encode(row), bytes(8)])
 
 
 def test_a_frame_too_large_is_not_sent(monkeypatch):

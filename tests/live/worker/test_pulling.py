@@ -50,8 +50,8 @@ def test_every_owner_is_asked_and_the_last_block_completes_the_pull(made):
 
 def test_blocks_that_come_unasked_are_asked_for_only_if_they_are_late(made):
     made.pulling.begin("gradient", WORK, 12, unasked=True)
-    assert made.pulling.sent_unasked(UnaskedBlocks(6, 12, ((0, 3),)), block(*range(6))) is None  # of an earlier cycle
-    made.pulling.sent_unasked(UnaskedBlocks(7, 12, ((0, 3),)), block(*range(6)))
+    assert made.pulling.sent_unasked(UnaskedBlocks(6, 12, ((0, 3),), 0, 6), block(*range(6))) is None  # of an earlier cycle
+    made.pulling.sent_unasked(UnaskedBlocks(7, 12, ((0, 3),), 0, 7), block(*range(6)))
     times = []
     for seconds in range(10):
         made.clock.seconds = float(seconds)
@@ -59,7 +59,7 @@ def test_blocks_that_come_unasked_are_asked_for_only_if_they_are_late(made):
         if asked(made.sent) == [("server/b", 1, 12, ((3, 4),))]:
             times.append(seconds)
     assert times == [3, 8]  # after more than two seconds, then after more than four
-    found = made.pulling.sent_unasked(UnaskedBlocks(7, 12, ((3, 4),)), block(6, 7))
+    found = made.pulling.sent_unasked(UnaskedBlocks(7, 12, ((3, 4),), 0, 7), block(6, 7))
     assert found.parameters.tolist() == list(range(8))
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.toy import job
 from tuners.baselines.best_fixed import candidates, neighbours, search
-from tuners.settings import Choice, Integer, Real, Space
+from tuners.settings import Choice, Integer, Real
+from tuners.space import Space
 
 
 def played(seconds, ended=(), seeds=3):

@@ -19,7 +19,8 @@ from tuners.baselines.local_steps.dylu import dylu, steps_by_speed
 from tuners.baselines.local_steps.fedbuff import fedbuff
 from tuners.baselines.local_steps.local_sgd import local_sgd
 from tuners.baselines.local_steps.quorum import quorum
-from tuners.settings import Choice, Integer, Real, Space
+from tuners.settings import Choice, Integer, Real
+from tuners.space import Space
 
 RIVALS = (local_sgd, diloco, adacomm)
 UNEQUAL = (dylu, fedbuff, quorum)

@@ -23,7 +23,8 @@ from tuners.bo_online.surrogate import (
     without,
 )
 from tuners.bo_online.tuner import initial_rows
-from tuners.settings import Choice, Integer, Node, Real, Setting, Space
+from tuners.settings import Choice, Integer, Node, Real, Setting
+from tuners.space import Space
 
 NODES = tuple(Node(name, "toy", 16, ("cpu",), 1e9, 1e9) for name in "abcdef")
 BASE = Setting(workers=("a", "b"), servers=("c", "d", "e", "f"), options=(("fold", 1), ("jit", 0)))
@@ -83,8 +84,10 @@ def test_rows_are_brought_into_range():
     space = Space(
         BASE, NODES, (Integer("staleness", 0, 8), Integer("batch_size", 1, 64, log=True), Real("momentum", 0, 0.9))
     )
-    assert space.values_of_row([99.0, math.log(1000), -1.0]) == {"staleness": 8, "batch_size": 64, "momentum": 0.0}
-    assert space.values_of_row([2.4, math.log(7.6), 0.5]) == {"staleness": 2, "batch_size": 8, "momentum": 0.5}
+    made = Encoding(space)
+    assert made.values(np.array([9.0, 1.5, -1.0])) == {"staleness": 8, "batch_size": 64, "momentum": 0.0}
+    nearly = np.array([2.4 / 8, math.log(7.6) / math.log(64), 0.5 / 0.9])
+    assert made.values(nearly) == {"staleness": 2, "batch_size": 8, "momentum": pytest.approx(0.5)}
 
 
 def test_a_value_without_a_column_is_no_option():

@@ -10,7 +10,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluation, Fork, Install, Reconfigure, Run
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Training
-from tuners.joint.waiting import Waiting, data_differ, seconds_per_push, stable_rate
+from tuners.joint.waiting import Waiting, data_differ, left_out, seconds_per_push, stable_rate
 from tuners.settings import Choice
 
 FOUR = ("n0", "n1", "n2", "n3")
@@ -98,6 +98,29 @@ def test_data_differ_where_a_worker_has_other_losses():
     assert all(data_differ(dict(zip(FOUR, d, strict=True))) for d in draws)
 
 
+def of_workers(seldom):
+    """Logarithms of losses of three workers that push often, which fall, and of one that pushes `seldom`."""
+    often = np.linspace(0.8, 0.5, 24) + 0.03 * np.tile([1.0, -1.0], 12)
+    return {"n0": often, "n1": often - 0.02, "n2": often + 0.02, "n3": np.array(seldom)}
+
+
+def test_data_of_a_seldom_worker_are_left_out_where_its_losses_rise_while_the_others_fall():
+    """On `policies` 304, 64 % of samples were right to the end of the budget: the slow worker's classes were not learned."""
+    rising = np.linspace(0.8, 0.9, 8)
+    assert left_out(of_workers(rising)) == ["n3"]
+    assert not left_out(of_workers(np.linspace(0.8, 0.5, 8)))
+    assert not left_out(of_workers(np.linspace(0.8, 0.9, 24)))  # it pushes as often as the others
+    assert not left_out(of_workers(rising[:4]))
+
+
+@pytest.mark.parametrize(("value", "needed"), [(0.85, True), (0.7, False)])
+def test_data_are_needed_where_the_target_is_out_of_reach_without_them(value, needed):
+    gauge = Training(held(), SystemModel(held())).gauge
+    gauge.target = replace(gauge.target, metric="accuracy", value=value)
+    gauge.begin(math.log(10), 0.1)
+    assert gauge.needs(0.25) == needed
+
+
 def swinging(policy, pushes):
     """Half as many gradients at once do not swing, and learn well."""
     return math.exp(-pushes / 400) if policy != "asp" else 1.0 + 0.3 * math.sin(pushes)
@@ -165,3 +188,33 @@ def test_only_a_model_whose_accuracy_does_not_rise_either_begins_again(rises):
     rule = waiting(made)
     answers.play(rule.run(), 6)
     assert any(isinstance(a, Install) and "nothing was learned" in a.reason for a in answers.asked) != rises
+
+
+class OneIsSlow(Learns):
+    """The last worker pushes a quarter as often as the others; its losses rise while those of the others fall."""
+
+    def answer(self, action):
+        if not isinstance(action, Run):
+            return super().answer(action)
+        *often, seldom = self.job.start.workers
+        turn = (*often, *often, *often, *often, seldom)
+        done = self.pushes + np.arange(action.clocks)
+        losses = np.where(done % len(turn) == len(turn) - 1, 2.3 + 1e-3 * done, 2.3 * np.exp(-1e-3 * done))
+        made = window(
+            self.job, losses, self.now + 1 + np.arange(action.clocks), workers=np.roll(turn, -self.pushes).tolist()
+        )
+        self.pushes, self.now = self.pushes + action.clocks, self.now + action.clocks
+        return replace(made, evaluations=(Evaluation(self.now, self.pushes, 2.3, 0.5),))
+
+
+@pytest.mark.parametrize(("value", "changes"), [(0.95, ["ssp"]), (0.3, [])])
+def test_all_push_equally_often_once_a_slow_workers_data_are_seen_to_be_left_out(value, changes):
+    """`policies` 304 missed its target, where `fixed`, under SSP, took less than half of the budget."""
+    made = held()
+    start = replace(made.start, workers=FOUR, servers=("n4",), loads=(), data_shares=())
+    target = replace(made.target, metric="accuracy", value=value)
+    made = replace(made, start=start, target=target, space=replace(made.space, base=start))
+    answers, rule = OneIsSlow(made, None), waiting(made)
+    answers.play(rule.run(), 14)
+    asked = [a for a in answers.asked if isinstance(a, Install | Reconfigure) and "equally" in a.reason]
+    assert [rule._training.setting.policy] * len(asked) == changes

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.support.forest import NODES, RATE, START, job
 from tuners.mltuner.summarizer import ProgressSummary, Summariser
 from tuners.search.tunables import heavy_ball, tunables
-from tuners.settings import Choice, Integer, Real, Space
+from tuners.settings import Choice, Integer, Real
+from tuners.space import Space
 
 SUMMARISE = Summariser()
 LOSSES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=60)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.forest import NODES, ONE_POINT, START
 from tuners.search.searchers import Search, corner, grid, points, searcher, settled
-from tuners.settings import Choice, Integer, Real, Space
+from tuners.settings import Choice, Integer, Real
+from tuners.space import Space
 
 KNOBS = (Real("learning_rate", 1e-5, 1.0, log=True), Real("momentum", 0.0, 1.0), Choice("batch_size", (4, 16)))
 SPACE = Space(START, NODES, KNOBS)

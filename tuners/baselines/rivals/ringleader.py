@@ -12,6 +12,11 @@ Each step is x <- x - rate / n sum_i (G_i / b_i), where G_i is the sum of the b_
 work is thrown away, nobody waits, and a fast worker's data counts no more than that of a slow one. No gradient in the
 table is older than 2 n - 2 steps.
 
+What that costs: a round lasts for two mini-batches of the slowest worker, and moves the parameters by n times the rate times
+the mean gradient, as far as one round of BSP whose gradients are applied one by one. Where all workers have the same data
+and some straggle, `ringleader` is therefore about as slow as BSP, and slower than ASP at every rate. It pays where workers
+have different data. `tuners/baselines/README.md` has figures of both.
+
 The paper was read through a public summary and the authors' public code, and not in full. As in that code, a worker that
 pushes for the next round pulls the servers' present parameters. Where we differ: the learning rate is the job's, because it
 is a knob of its own; the paper has 1 / (8 n L) at most. Where machines come or go, a round ends with those that are there.

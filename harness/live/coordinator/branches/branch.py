@@ -308,15 +308,16 @@ class CoordinatorBranch:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
-        first = (facts.seconds, facts.loss, facts.loss_before, facts.loss_after, worker, staleness)
-        row = np.array((*first, *self.clocks.tolist(), *(2 * self.active.tolist())), float)
-        waiting = len(first) + len(self.clocks)
+        active = self.active.tolist()
+        waiting = active.copy()
         for other in (*self.busy, *self.due):
-            row[waiting + other] = 0.0
+            waiting[other] = False
+        first = (facts.seconds, facts.loss, facts.loss_before, facts.loss_after, worker, staleness)
+        row = np.array((*first, *self.clocks.tolist(), *waiting, *active), float)
         self.state, packed = _compiled(self.policy.decide)(self.state, row)
         self._count(facts, cycle, staleness)
         accept, step, *release = np.asarray(packed).tolist()
-        released = [w for w, yes in enumerate(release) if yes and self.active[w]]
+        released = [w for w, yes in enumerate(release) if yes and active[w]]
         return Decision(release, accept, step), released if self.status == "running" else []
 
     def _count(self, facts: PushFacts, cycle: Cycle, staleness: int) -> None:

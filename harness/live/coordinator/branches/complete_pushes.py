@@ -86,15 +86,12 @@ class CompletePushes:
         of, facts = self._branches.by_number[branch], PushFacts(*facts)
         commit, released = of.settle(facts, name, self._ledger.index + 1)
         # Servers do not know which rows of embedding tables a mini-batch looks up: workers ask for them.
-        unasked = self._job.tables is None
-        if unasked and of is self._branches.current and not self._branches.finishing:
+        if self._job.tables is None and of is self._branches.current and not self._branches.finishing:
             # The commit names the next cycles before they begin, so that servers can send parameters along with it.
-            first = self._releases.next_cycle
-            cycles = tuple((self._job.workers[w], first + i) for i, w in enumerate(released))
-            commit = replace(commit, released=cycles, bits=of.setting.transfer_bits)
+            commit = replace(commit, released=self._releases.announced(of, released, commit), bits=of.setting.transfer_bits)
         # The journal keeps the facts, not the commit: to replay them brings back the policy's state as well.
         self._ledger.append(commit, "settle", branch, name, tuple(facts))
-        self._releases.release(of, released, facts.seconds, unasked=unasked)
+        self._releases.release(of, released, facts.seconds, commit.released)
         self._branches.update_status(of)
 
     def advance(self, branch: int, name: str, facts: PushFacts) -> int:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from simulators import windows
 from simulators.engine.loop import Records
 from tuners.actions import Cost, Evaluation, Job, NodeEvent, Setting, Status, SyncPolicy, Window
-from tuners.settings import OF_NODES, Space
+from tuners.settings import OF_NODES
+from tuners.space import Space
 
 __all__ = ["DriverBranch"]
 

@@ -11,7 +11,8 @@ import harness
 from tests.support.toy import job, toys
 from tuners.actions import MeasureNoise, Reconfigure, Rejected, Run
 from tuners.baselines.rivals.pollux import adascale, cycle_seconds, efficiency, pollux
-from tuners.settings import Real, Space
+from tuners.settings import Real
+from tuners.space import Space
 from tuners.testing import exchanges
 
 SIZES = st.floats(1.0, 1e4)
