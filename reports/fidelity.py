@@ -38,17 +38,22 @@ class Errors(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """How many recorded values are within the intervals of their predictions."""
+    """How many recorded values are within the intervals of their predictions, and how wide these are."""
 
     inside: int
     rows: int  # with an interval
+    half_width: float = math.nan  # mean of half the intervals' widths over their predictions
 
 
 def coverage(made: Sequence[Prediction], form: Form = FORMS[0]) -> Coverage:
     """The coverage of the intervals of a form; predictions without an interval do not count."""
-    ends = [(form.low(p), p.recorded, form.high(p)) for p in made]
+    ends = [(form.low(p), form.high(p), p.recorded, form.held_out(p)) for p in made]
     bounded = [each for each in ends if all(map(math.isfinite, each))]
-    return Coverage(sum(low <= recorded <= high for low, recorded, high in bounded), len(bounded))
+    if not bounded:
+        return Coverage(0, 0)
+    low, high, recorded, told = np.array(bounded).T
+    inside = int(((low <= recorded) & (recorded <= high)).sum())
+    return Coverage(inside, len(bounded), float(((high - low) / (2 * told)).mean()))
 
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
@@ -142,7 +147,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
     """Order and errors as plain text for a terminal, one table per recording."""
     found = []
     for made in checks:
-        head = f"{'':34}{'rows':>6}{'tau':>7}{'median':>9}{'95th %':>9}{f'in {LEVEL_PERCENT} %':>12}"
+        head = f"{'':34}{'rows':>6}{'tau':>7}{'median':>9}{'95th %':>9}{f'in {LEVEL_PERCENT} %':>17}"
         lines = [f"{made.origin.source} ({made.origin.of})", *_fitted_to(made), head]
         for group, rows in _groups(made):
             lines.append(group)
@@ -150,7 +155,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
                 found_errors = errors(rows, which)
                 if found_errors.rows or name == _HELD_OUT_KIND:
                     inside = _covered(coverage(rows)) if name == _HELD_OUT_KIND else ""
-                    lines.append(f"  {name:32}{_cells(found_errors)}{inside:>12}".rstrip())
+                    lines.append(f"  {name:32}{_cells(found_errors)}{inside:>17}".rstrip())
             if not rows[0].group.endswith(COMPLETION):
                 lines += [f"  {of.name:32}{_cells(of.errors)}" for of in _ceilings(rows)]
         for row in _ablations(made)[1:]:
@@ -177,7 +182,7 @@ def _tau(e: Errors) -> str:
 
 
 def _covered(c: Coverage) -> str:
-    return f"{c.inside} of {c.rows}" if c.rows else "-"
+    return f"{c.inside} of {c.rows}, ±{c.half_width:.0%}" if c.rows else "-"
 
 
 def _percent(value: float) -> str:

@@ -27,6 +27,7 @@ from scipy.stats import norm, t
 
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
+from simulators.calibration.discrepancy import Discrepancy, positions
 from simulators.calibration.model import (
     SEEDS,
     Constants,
@@ -113,6 +114,7 @@ class Fit:
     )  # of logs of `intervals`
     residuals: tuple[Residual, ...] = ()  # of the rows; those that took up a degree of freedom are left out
     draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `intervals`: values of the first resamples
+    discrepancy: Discrepancy | None = field(default=None, compare=False)  # what the model lacks; None: not inferred
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
 
     @property
@@ -229,6 +231,7 @@ def fit(
         np.atleast_2d(np.cov(drawn.T)) if resamples else np.zeros((len(solved.free), len(solved.free))),
         solved.adjusted_residuals(),
         {n: tuple(_decoded(n, float(x)) for x in codes) for n, codes in zip(solved.free, drawn[:_DRAWS].T, strict=True)},
+        solved.discrepancy(),
         tuple(replace(other, jitter=constants.jitter) for other in solved.alternatives(map(_field, refusals))),
     )
 
@@ -615,6 +618,25 @@ class _Solved:
                 away = logs - np.median(logs) - adjusted[k]
                 found += [Residual(combination, problem.settings[owner[i]].barrier, float(v)) for v in away]
         return tuple(found)
+
+    def discrepancy(self) -> Discrepancy:
+        """What the process of a discrepancy sees: the cycles; what their parts tell of the constants is known beforehand."""
+        problem, owner = self.problem, self._owner
+        cycle = np.nonzero(problem.visible)[1] == 3
+        slopes = problem.derivatives(self.free, self.at)
+        off = np.minimum(self.residuals[~cycle] ** 2, (3 * _SCALE) ** 2)
+        noise = max(float(off.mean()) if len(off) else 0.0, _LEAST_NOISE**2)
+        information = slopes[~cycle].T @ slopes[~cycle] / noise + np.eye(len(self.free)) / _REACH**2
+        settings = [problem.settings[i] for i in owner[cycle]]
+        apart = np.concatenate([logs - np.median(logs) for logs in problem.values])
+        return Discrepancy(
+            positions(settings),
+            np.array([s.barrier for s in settings]),
+            slopes[cycle],
+            self.residuals[cycle],
+            np.linalg.inv(information),
+            float(np.mean(apart**2)),
+        )
 
 
 def _soft_cost(residuals: NDArray[np.float64]) -> float:

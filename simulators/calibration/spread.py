@@ -11,6 +11,10 @@ Four errors are independent of each other, and their variances are added on a lo
 * of a row: what remains between recorded and fitted rows, repetition noise and what the model lacks, from the residuals of
   the fit, adjusted for the share that the fit has taken up.
 
+Away from the fitted rows, what the model lacks grows. Where a discrepancy that the residuals allow
+(`simulators.calibration.discrepancy`) makes more than the errors of the constants and of a row together, its mean square
+error stands for both.
+
 The half-width is that standard deviation times the quantile of Student's t, whose degrees of freedom are one less than the
 combinations (policy, workers, servers) with a residual: rows of one combination are not independent.
 """
@@ -47,7 +51,8 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64])
     open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
     quantile, noise = np.array([row_noise(fit.residuals, row.barrier) for row in rows]).reshape(-1, 2).T
-    known = constants + noise + np.array(errors) ** 2  # [e, n]
+    lacking = fit.discrepancy.mean_squares(rows, by) if fit.discrepancy else np.zeros(len(rows))
+    known = np.maximum(constants + noise, lacking) + np.array(errors) ** 2  # [e, n]
     widths: NDArray[np.float64] = np.sqrt(quantile**2 * known + open_ends)
     widths[:, :, (np.abs(by[:, unsure]) > _IDLE).any(axis=1)] = np.nan
     return widths.T

@@ -173,10 +173,12 @@ def test_coverage_counts_what_has_an_interval():
     """Of three intervals, one is too high; a fourth row has none."""
     ends = [(0.9, 1.1), (2.1, 2.3), (3.0, 5.0), (math.nan, math.nan)]
     told = tuple(replace(p, low=a, high=b) for p, (a, b) in zip(MADE.predictions, ends, strict=True))
-    assert fidelity.coverage(told) == (2, 3)
+    half_widths = [(b - a) / 2 / p.held_out for p, (a, b) in zip(told, ends[:3], strict=False)]
+    assert fidelity.coverage(told) == (2, 3, pytest.approx(sum(half_widths) / 3))
+    assert fidelity.coverage(told[3:]) == (0, 0, pytest.approx(math.nan, nan_ok=True))
     made = replace(MADE, predictions=told)
     assert "67% of 3 recorded values are within their 90 % intervals." in fidelity.page([made])
-    assert "2 of 3" in fidelity.tables([made])[0]
+    assert f"2 of 3, ±{sum(half_widths) / 3:.0%}" in fidelity.tables([made])[0]
 
 
 def test_constants_without_an_interval_are_marked():

@@ -7,8 +7,9 @@ and in the public code, they are plain means.
 
 A kind is a node type, as the vendor names it. Its seconds per sample are the mean over its workers; where no machine of the
 kind is a worker now, the mean of what was remembered of its machines; where none ever was, T / cores as in the public code,
-T = sum_i C_i / sum_i(1 / cores_i) over the measured workers. The rate at which its machines serve is the mean of what was
-measured and remembered of them, bytes over busy seconds; where none ever was a server, that of the vendor's NIC.
+T = sum_i C_i / sum_i(1 / cores_i) over the measured workers. The rate at which its machines serve is the lowest that was
+measured and remembered of them, bytes over busy seconds, because they hold equal shares, and a pull ends with the slowest;
+where none ever was a server, that of the vendor's NIC.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Memory
                 tuple(n.name for n in members),
                 compute,
                 min(n.nic_bytes_per_second for n in members),
-                float(np.mean(served)) if served else None,
+                min(served, default=None),
             )
         )
     while len(found) > _MOST_GROUPS:

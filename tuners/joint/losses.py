@@ -1,8 +1,10 @@
 """Which machines are lost how often, and what a loss of servers without replicas costs, as far as the job has shown.
 
-After t seconds with n losses, the mean time between two of them is taken as t / (n + 1/2). Where servers have no replicas,
-the model is written every sqrt(2 C M) seconds: a checkpoint pauses all workers for C seconds, and a loss every M seconds
-costs what was pushed since the last one (Young 1974). Both together take sqrt(2 C / M) of the time, and the recovery R / M.
+After t seconds with n losses of a machine, its mean time to the next one is taken to be between t / n and that of machines
+that are alike: those of t seconds with n losses of k such machines are lost every t / (n + 1/2). Where servers have no
+replicas, the model is written every sqrt(2 C M) seconds: a checkpoint pauses all workers for C seconds, and a loss every
+M seconds costs what was pushed since the last one (Young 1974). Both together take sqrt(2 C / M) of the time, and the
+recovery R / M.
 """
 
 from __future__ import annotations
@@ -31,6 +33,11 @@ class LossRecord:
         self._recovery_seconds = 0.0  # that a loss of servers took at most
         self._seconds = 0.0
         self._moments = defaultdict[str, set[float]](set)  # at which a machine was lost
+        roles = ((job.start.workers, "works"), (job.start.servers, "serves"))
+        self._kinds = {n.name: " ".join(word for names, word in roles if n.name in names) for n in job.nodes}
+        self._alike = defaultdict[str, list[str]](list)
+        for name, kind in self._kinds.items():
+            self._alike[kind].append(name)
 
     def see(self, window: Window) -> None:
         """Take in a window."""
@@ -47,13 +54,27 @@ class LossRecord:
     def mean_seconds(self, servers: Iterable[str]) -> float:
         """Between two losses of any of `servers`: those of one moment cost one return. A job that has just begun is taken to
         be as old as four checkpoints are long."""
-        moments = {moment for name in servers for moment in self._moments.get(name, ())}
-        return max(self._seconds, 4 * self.pause_seconds) / (len(moments) + _BEFORE)
+        age = max(self._seconds, 4 * self.pause_seconds)
+        servers = list(servers)
+        alike = {n for name in servers for n in self._alike[self._kinds.get(name, "")]}
+        each = [moment for name in alike for moment in self._moments.get(name, ())]
+        together = len(set(each)) / len(each) if each else 1.0
+        rate = together * sum(map(self._losses_each, servers))
+        return age / rate if rate > 0 else math.inf
 
     def lifetime_seconds(self, names: Iterable[str]) -> float:
         """Mean time until one of `names` is lost, each by itself; infinite for none, or where none was lost yet."""
-        counts = [len(self._moments.get(name, ())) for name in names]
-        return self._seconds * len(counts) / sum(counts) if any(counts) else math.inf
+        names = list(names)
+        if not any(self._moments.get(name) for name in names):
+            return math.inf
+        return self._seconds * len(names) / sum(map(self._losses_each, names))
+
+    def _losses_each(self, name: str) -> float:
+        """How often this machine is expected to be lost in a time as long as the job's: as often as it was and, as that was
+        seldom, as machines were that had the same roles at the start; the latter counts as much as one loss."""
+        alike = self._alike[self._kinds.get(name, "")]
+        usual = (sum(len(self._moments.get(n, ())) for n in alike) + _BEFORE) / max(len(alike), 1)
+        return (len(self._moments.get(name, ())) + 1) / (1 + 1 / usual)
 
     def productive(self, servers: Iterable[str]) -> float:
         """Share of the time in which the job trains and what it trains is not lost again; 1 where servers have replicas."""

@@ -84,6 +84,7 @@ _LOST_DECADES = 2  # below the start that are tried if nothing has helped
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
+_LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 _LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
@@ -187,7 +188,8 @@ class JointCourse:
                 self.cap = max(1, workers // 2)
                 best, why = self._best(self.cap), f"nothing was learned by {workers} workers; again from the untrained model"
                 self.first = yield from training.return_to(self.first, best, why)
-            elif training.cluster_changed:
+            elif training.cluster_changed or (self.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
+                looked = training.seconds  # how long machines last is known better
                 yield from self.place_anew()
             elif self.job.blocks and training.newest is not None:
                 self.tables.learn(training.setting, training.newest)

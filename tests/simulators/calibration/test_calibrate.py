@@ -382,8 +382,22 @@ def test_what_a_user_left_out_of_a_recording_is_said():
         ("4", "bsp", 1, 1.0),
         ("5", "asp", 8, 2.0),
     ]
-    for why in ("policy ring are left out", "without workers and servers", "no seconds", "no batch size", "no policy"):
+    for why in (
+        "policy ring are left out",
+        "write bsp where all workers wait for each other, asp where none waits",
+        "without workers and servers",
+        "no seconds",
+        "no batch size",
+        "no policy",
+    ):
         assert sum(f"1 settings {why}" in c or why in c for c in found.caveats) == 1, why
+
+
+def test_cycles_of_minutes_are_asked_for_their_unit():
+    setting = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}
+    for seconds, said in ((150.0, ()), (150_000.0, ("a cycle takes 150 s in the median; if these are milliseconds,",))):
+        found = read_tables(tables([{"run": "a", "workload": "x", "seconds": seconds, "steps": 1000}], [setting]))
+        assert tuple(caveat[: len(said[0])] for caveat in found.caveats) == said if said else not found.caveats
 
 
 def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():

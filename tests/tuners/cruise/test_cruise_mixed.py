@@ -239,6 +239,15 @@ def test_rates_of_servers_are_remembered_while_they_are_workers():
     assert (slow.kind(1.0).served_per_second, fast.kind(0.5).served_per_second) == pytest.approx((1e6, 1.1e6))
 
 
+def test_the_slowest_of_alike_servers_counts():
+    """They hold equal shares of the model, so that a pull takes as long as the slowest of them; the others do not help."""
+    known = Memory(newest=0.9)
+    known.add({}, {"f0": 2e6, "f1": 0.25e6})
+    known.add({"s0": Reading(0.4, 0.1, 4)}, {})
+    _, fast = groups(SLOW + FAST, {}, known)
+    assert fast.served_per_second == 0.25e6
+
+
 def test_mini_batches_rounded_up_or_not():
     """Four mini-batches on five machines: rounding up makes a part of a mini-batch cost a whole pull."""
     of = replace(job("every knob"), samples=16)  # alike machines, 4 samples a mini-batch

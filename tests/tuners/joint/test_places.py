@@ -245,13 +245,18 @@ def test_no_interval_is_asked_for_again_while_the_same_servers_are_away():
 
 def test_losses_of_workers_and_losses_at_one_moment_cost_one_return_or_none():
     of = checkpointed(3.0)
-    losses, servers = LossRecord(of), set(of.start.servers) - set(of.start.workers)
+    servers = set(of.start.servers) - set(of.start.workers)
     made = window(of, np.ones(100), np.arange(1.0, 101))
-    lost = [NodeEvent(50.0, n, "failed") for n in (*of.start.servers, *of.start.workers)]
-    for _ in range(2):
-        losses.see(replace(made, events=tuple(lost)))
-    assert losses.mean_seconds(servers) == pytest.approx(100 / 1.5)
-    assert losses.mean_seconds(("another",)) == pytest.approx(100 / 0.5)
+
+    def mean_seconds(names):
+        losses = LossRecord(of)
+        for _ in range(2):
+            losses.see(replace(made, events=tuple(NodeEvent(50.0, n, "failed") for n in names)))
+        return losses.mean_seconds(servers)
+
+    assert mean_seconds(of.start.workers) == pytest.approx(mean_seconds(())) == pytest.approx(100 / 0.5, rel=0.3)
+    assert mean_seconds(servers) == pytest.approx(mean_seconds(sorted(servers)[:1]), rel=0.3)
+    assert mean_seconds(servers) < mean_seconds(()) / 2
 
 
 def lossy(server, every, seconds=1000):
@@ -274,7 +279,7 @@ def test_servers_that_are_lost_often_leave_less_time_to_train():
     assert losses.productive(("n3",)) > 0.9
     assert losses.productive(("n2", "n3")) < 0.3
     assert losses.lifetime_seconds(("n3",)) == math.inf
-    assert losses.lifetime_seconds(("n2", "n3")) == pytest.approx(2 * 1000 / 19)
+    assert losses.lifetime_seconds(("n2", "n3")) == pytest.approx(2 * 1000 / 19, rel=0.1)
 
 
 def test_machines_that_are_soon_lost_again_are_not_worth_a_change():
