@@ -45,6 +45,7 @@ _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
 _RECOVERY = 3  # windows in which a model that was trained too hot is as good as before, or is given up
+_PATIENCE = 8  # mini-batches per worker in which the system may end what it is doing to the branch
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
 _CHEAPEST_FIRST: tuple[Method, ...] = ("relocate", "migrate", "checkpoint")
@@ -315,13 +316,11 @@ class Training:
 
     def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
-        lost = self.branch
+        yield from self._leave()
         self.branch, self.setting, self._named = kept.branch, kept.setting, kept.named
         self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
         self.lowest_loss = self.lowest_level = math.inf
-        with suppress(Rejected):
-            yield from Free(lost)
         again = yield from self.snapshot()
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
@@ -330,6 +329,18 @@ class Training:
                 again = yield from self.snapshot()
             yield from self.change(self._learning_of(setting), why)
         return again
+
+    def _leave(self) -> Steps[None]:
+        """Free the branch. One that the system is still changing has to run until that is done: no other may before."""
+        for _ in range(_PATIENCE):
+            try:
+                yield from Free(self.branch)
+            except Rejected:
+                if self.diverged:
+                    return
+                yield from self.run(len(self.setting.workers))
+            else:
+                return
 
 
 def changed_cheaply(job: Job, tuner: Tuner) -> Tuner:

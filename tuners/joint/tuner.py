@@ -305,6 +305,8 @@ class JointCourse:
         else:
             changed = yield from training.change(best, why)
         if not changed:
+            # While the system makes up for a loss, no change is accepted: ask again after the next window.
+            training.cluster_changed = training.newest is not None and bool(training.newest.events)
             return False
         predicted = self._worth(best)
         yield from self.measure()

@@ -138,6 +138,27 @@ def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_
     assert answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "again")) is not None
 
 
+def test_a_branch_that_the_system_is_still_changing_is_run_until_that_is_done():
+    """On `preempted` 307 no other branch could run meanwhile: the tuner gave up, and lost machines were not replaced."""
+    made = of()
+    training, answers, ran = Training(made, SystemModel(made)), Answers(made, flat), []
+    kept = answers.run(training.snapshot())
+    answers.refuse = lambda a: isinstance(a, Free | Reconfigure) and len(ran) < 2
+    answer = answers.answer
+
+    def changing(action):
+        if isinstance(action, Run):
+            ran.append(action.branch)
+        return answer(action)
+
+    answers.answer = changing
+    wanted = replace(made.start, learning_rate=0.05)
+    assert answers.run(training.return_to(kept, wanted, "again")) is not None
+    assert ran == [0, 0]
+    assert training.branch == kept.branch
+    assert answers.settings[kept.branch] == wanted
+
+
 # -------------------------------------------------------------------------------------------------------------- the heat
 
 
