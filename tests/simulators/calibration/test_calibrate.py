@@ -418,11 +418,11 @@ def test_steps_and_seconds_are_enough_of_progress():
 
 def test_a_recording_of_which_no_row_is_left_says_why(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "settings.csv").write_text("seconds,workers,servers,policy\n0,2,1,sync\n")
+    (tmp_path / "mine" / "settings.csv").write_text("seconds,workers,servers,policy\n0,2,1,ring\n")
     (tmp_path / "mine" / "runs.csv").write_text("run,seconds,steps\nmine,10,10\n")
     assert main.main(["trace", "convert", str(tmp_path / "mine"), "--out", str(tmp_path / "trace")]) == 0
     assert main.main(["calibrate", str(tmp_path / "trace"), "--out", str(tmp_path / "made.toml")]) == 2
-    assert "policy sync are left out: it cannot be simulated; write bsp, asp" in capsys.readouterr().err
+    assert "policy ring are left out: it cannot be simulated; write bsp where all workers wait" in capsys.readouterr().err
 
 
 def test_rows_of_progress_leave_out_pauses_and_intervals_between_settings():
