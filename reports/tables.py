@@ -239,6 +239,10 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         found = one if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE), column)
         return Interval(found.estimate - 1, found.low - 1, found.high - 1, found.bound)
 
+    standing = found.standing(name) if name in found.tuners else ""
+    if standing == "not told apart" and found.leader and not ran.height:
+        standing = "behind"  # also where there are too few seeds for a test: it has failed in all of them
+
     return {
         "scenario": mine["scenario"][0],
         "tuner": name,
@@ -254,7 +258,7 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         **_interval_values("completion_seconds", "completion", median_interval(_bounds(ran))),
         **_interval_values("ratio", "ratio", ratio),
         **_interval_values("regret", "regret", regret("completion_seconds")),
-        "standing": found.standing(name) if name in found.tuners else "",
+        "standing": standing,
         "p_leader": found.p_leader.get(name, math.nan),
         "p_reference": found.p_reference.get(name, math.nan),
         **{column: _mean(ran[column]) for column in (*_SPENT, "final_accuracy", "final_loss")},

@@ -1,17 +1,14 @@
 """A parameter server in simulated time: cluster, workloads, engine, reconfiguration, calibration.
 
-Importing this package, before JAX has started, tells XLA three things: to compile the event loop as one function (by
-default it dispatches every small operation by itself, which is four times slower), to stay on one thread, so that
-results do not depend on the host and parallel runs do not compete for cores, and to generate code without MLIR. Flags
-that are already set stay.
+Importing this package, before JAX has started, tells XLA two things: to compile the event loop as one function (by
+default it dispatches every small operation by itself, which is four times slower), and to stay on one thread, so that
+results do not depend on the host and parallel runs do not compete for cores. Flags that are already set stay.
 """
 
 import os
 
-# XLA's newer way to generate code sets MLIR up for each of the some 100 fused kernels of a program, which is a third to a
-# half of the time to compile (measured). The results have the same bytes. A version of XLA ignores options it does not know.
 _FLAGS = {
-    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=160000,xla_cpu_disable_new_fusion_emitters=true",
+    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=160000",
     "--xla_cpu_multi_thread_eigen": "false",
 }
 

@@ -3,13 +3,14 @@
 A file is named after its table (`iterations.csv`, `runs.jsonl`) and has that table's columns, in any order. A column that is
 left out, an empty field, and NaN mean: not recorded. Left out may also be `run`, where everything is of one run, which is
 then named after the folder; `branch`, which is 0; and the whole table `runs`. Rows may be in the order of workers, with a
-log after the other, as long as the time of each worker does not run backwards.
+log after the other, as long as the time of each worker does not run backwards. Whole numbers may be written as 4.0, as
+programs do whose columns have gaps; policies as TensorFlow calls them (sync, async), which are bsp and asp.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from traces.foreign import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
 from traces.plausible import TableRules, check, check_order, fault
 from traces.schema import TRACE, setting_from
+from tuners import policies
 from tuners.near_names import near_names
 
 __all__ = ["from_tables", "table_files"]
 
 _ENDINGS = (".csv", ".jsonl")
+_POLICIES = {name: name for name in policies.names()} | {
+    word: name for name, start in (("bsp", "sync"), ("asp", "async")) for word in (start, f"{start}hronous")
+}
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
 
 
@@ -43,6 +48,9 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
     row and column, for what is no such table.
     """
     files = table_files(path)
+    for other in set(path.iterdir() if path.is_dir() else ()) - set(files):
+        if other.stem in TRACE:
+            raise fault(other, f"it would be left out: write the table as CSV or as JSON lines, {other.stem}.csv or .jsonl.")
     run = (path if path.is_dir() else path.parent).absolute().name
     tables: dict[str, pl.DataFrame] = {}
     for file in files:
@@ -75,7 +83,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     plain = pl.all().str.strip_chars()
     recorded = texts.with_columns(
         pl.when(plain.str.to_lowercase().is_in(_NOT_RECORDED)).then(None).otherwise(plain).name.keep()
-    )
+    ).with_columns(_plain_words(texts.columns, rules))
     whole = recorded.with_columns(pl.lit(value, pl.String).alias(c) for c, value in absent.items()).select(
         list(rules.columns)
     )
@@ -89,6 +97,13 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
         frame = frame.sort("run", "branch", "seconds", nulls_last=True, maintain_order=True)
     check(frame, rules, file)
     return frame
+
+
+def _plain_words(columns: Sequence[str], rules: TableRules) -> list[pl.Expr]:
+    """Whole numbers without a fraction of zeros, and policies by our names for them; other words stay as they are."""
+    numbers = [c for c in columns if rules.columns[c].kind.is_integer()]
+    named = pl.col("policy").str.to_lowercase().replace_strict(_POLICIES, default=pl.col("policy"), return_dtype=pl.String)
+    return [pl.col(c).str.replace(r"\.0+$", "") for c in numbers] + [named] * ("policy" in columns)
 
 
 def _advice(column: str, rules: TableRules) -> str:

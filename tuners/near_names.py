@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-__all__ = ["near_names"]
+__all__ = ["near_keys", "near_names"]
 
 
 _MANY = 12  # names that are too many for a message, where a command shows them
@@ -21,3 +22,14 @@ def near_names(name: str, known: Iterable[str], *, shown_by: str = "") -> str:
     if shown_by and len(names) > _MANY:
         return f"choose one of the {len(names)} that {shown_by} shows."
     return f"choose one of {', '.join(names)}."
+
+
+def near_keys(message: str, keys: Mapping[str, Iterable[str]]) -> str:
+    """msgspec's message about a table, with advice where it is about an unknown key; `keys` of the table "" itself, and of
+    the tables in it by their key."""
+    unknown = re.match(r"Object contains unknown field `(.*?)`(?: - at `\$\.(\w+))?", message)
+    if not unknown or (within := unknown[2] or "") not in keys:
+        return message
+    place = f"{within} has" if within else "there is"
+    nested = [f"{table}.{key}" for table, names in keys.items() if table for key in names] if not within else []
+    return f"{place} no key {unknown[1]!r}; {near_names(unknown[1], [*keys[within], *nested])}"

@@ -105,9 +105,11 @@ def compare(
     contains something else; OSError if the disk is full; RuntimeError if no worker process can be started. Runs that are
     finished by then are kept.
     """
-    plan = _planned(scenarios, tuners, seeds, system, calibration_draws, record=record)
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
+    # Before the plan, which may play reference runs of drawn scenarios for minutes.
+    _check_folder(out, resume=resume)
+    plan = _planned(scenarios, tuners, seeds, system, calibration_draws, record=record)
     if device != _CPU:
         _check_device(device, address)
     manifest = _manifest(plan, seeds) | ({"device": device} if work is None else {"system": "live"})
@@ -222,10 +224,10 @@ def _planned(
         raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
+    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
     drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
     loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))
-    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     check_each_once("scenario", [s.name for s in loaded])
     check_each_once("tuner", [e.name for e in entries])
     counts = {s.name: seeds or s.seeds.count for s in loaded}
@@ -316,18 +318,24 @@ def _manifest(plan: _Plan, seeds: int | None) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- folder
 
 
-@contextmanager
-def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) -> Iterator[None]:
-    """Create the folder `out`, or check that its results belong to this comparison; lock it meanwhile."""
+def _check_folder(out: Path, *, resume: bool) -> bool:
+    """Whether `out` has no results yet. Raises ValueError where it is a file, or has some and is not to be resumed."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot write results to {out}: it is a file. Name a folder with --out.")
     # A comparison that was killed before it wrote its manifest has run nothing yet: its folder counts as new.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= {"scenarios"}
+    if not fresh and not resume:
+        raise ValueError(
+            f"Cannot write results to {out}: it is there already. Go on with it by --resume, or name another with --out."
+        )
+    return fresh
+
+
+@contextmanager
+def _claimed(out: Path, manifest: dict[str, Any], plan: _Plan, *, resume: bool) -> Iterator[None]:
+    """Create the folder `out`, or check that its results belong to this comparison; lock it meanwhile."""
+    fresh = _check_folder(out, resume=resume)
     if not fresh:
-        if not resume:
-            raise ValueError(
-                f"Cannot write results to {out}: it is there already. Go on with it by --resume, or name another with --out."
-            )
         _check_goes_on(out, manifest, plan)
     try:
         (out / "scenarios").mkdir(parents=True, exist_ok=True)

@@ -297,10 +297,11 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     if unknown and kind is RecordedTables and not path:
         return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
     if unknown:
-        return f"{_place(path, unknown[1])}: there is no such key; {near_names(unknown[1], TABLES[path].__struct_fields__)}"
+        return f"{_place(path, unknown[1])}: there is no such key; {_advice(path, unknown[1])}"
     missing = re.search(r"missing required field `(.*)`", said)
     if missing:
-        return f"{_place(path, missing[1])}: it is missing; every scenario says this."
+        which = "every scenario of recorded runs" if kind is RecordedTables else "every scenario"
+        return f"{_place(path, missing[1])}: it is missing; {which} says this."
     said = said[0].lower() + said[1:]
     parent, _, key = path.rpartition(".")
     if "enum value" in said:
@@ -310,6 +311,14 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     said = said.replace(" | null", "")  # a file has no null: what is left out has its default
     plain = ", not " + repr(value) if isinstance(value, int | float) and "got" not in said else ""
     return f"{_place(parent, key)}: {said}{plain}{note}."
+
+
+def _advice(path: str, key: str) -> str:
+    """What to write in place of `key`, which the table at `path` does not have: it may belong in another table."""
+    homes = [f"[{name}]" for name, struct in TABLES.items() if name and "." not in name and key in struct.__struct_fields__]
+    if homes and not path:
+        return f"it belongs in {' or '.join(homes)}."
+    return near_names(key, TABLES[path].__struct_fields__)
 
 
 def _value(given: Any, path: str) -> Any:

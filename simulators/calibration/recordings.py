@@ -30,6 +30,7 @@ __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 _SYNCHRONOUS = ("bsp",)
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
 _FEWEST = 3  # a segment with fewer cycles per worker gives no row
+_LONG = 100.0  # seconds of a cycle from which it is asked whether these are milliseconds; real ones take up to a minute
 _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
@@ -92,6 +93,10 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     timed_rows = [row for row in rows if row.cycle_seconds > 0]
     if untimed := len(rows) - len(timed_rows):
         caveats.append(f"{untimed} settings are left out: they have no seconds, or no steps")
+    if timed_rows and (usual_seconds := median(row.cycle_seconds for row in timed_rows)) > _LONG:
+        caveats.append(
+            f"a cycle takes {usual_seconds:.0f} s in the median; if these are milliseconds, divide all times by 1000"
+        )
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(timed_rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
@@ -156,7 +161,8 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     if len(strange):
         caveats.append(
             f"{len(strange)} settings of the policy {', '.join(sorted(set(strange)))} are left out: it cannot be simulated; "
-            f"write {', '.join(policies.names())}, if it is one of these"
+            f"write bsp where all workers wait for each other, asp where none waits, or {', '.join(policies.names()[2:])}, "
+            "if it is one of these"
         )
         made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")

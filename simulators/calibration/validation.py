@@ -62,6 +62,7 @@ __all__ = [
 FOLDS = 5
 STALE = "mini-batches, asynchronous over synchronous"
 COMPLETION = ", completion"  # suffix of groups that predict the time of all pushes of a segment instead of a cycle
+_UNITS = 100.0  # factor between recorded and predicted cycles beyond which they may have different units
 HELD_OUT, LARGER, UNLIKE, OTHER = "held out", "small to large", "equal to unlike hosts", "other recordings"
 
 
@@ -229,9 +230,21 @@ def check_other(
     caveats += linked.caveats
     if missing := sorted(jobs - fits.keys()):
         caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
+    caveats += _other_units(rows, held.simulator.cycle.seconds)
     split = split_of_others(known_rows, rows)
     made = _predictions(rows, everything, split, _Forms.empty(len(rows)), held, whole=whole)
     return Check(origin, tuple(made), fits, (), 0, tuple(caveats), fitted_to)
+
+
+def _other_units(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
+    """That the recorded cycles of `rows` may have another unit than those `predicted`, [n]; nothing where they are near."""
+    known = [r.cycle_seconds / at for r, at in zip(rows, predicted, strict=True) if at > 0]
+    times = median(known) if known else 1.0
+    if 1 / _UNITS < times < _UNITS:
+        return []
+    return [
+        f"recorded cycles take {times:.3g} times as long as predicted ones: are the times of both recordings in seconds?"
+    ]
 
 
 def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from tuners.near_names import near_names
+from tuners.near_names import near_keys, near_names
 
 if TYPE_CHECKING:
     from simulators.workloads.workload import Demand
@@ -120,7 +120,8 @@ def _node_type(name: str, table: Any, origin: str) -> NodeType:
         table = msgspec.convert(table, dict[str, Any])
         return msgspec.convert({"name": name, **table}, NodeType)
     except msgspec.ValidationError as error:
-        raise ValueError(f"Cannot read node type {name!r} from {origin}: {error}") from error
+        keys = {"": NodeType.__struct_fields__[1:], "devices": Device.__struct_fields__}
+        raise ValueError(f"Cannot read node type {name!r} from {origin}: {near_keys(str(error), keys)}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- durations

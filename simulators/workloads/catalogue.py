@@ -18,7 +18,7 @@ import msgspec
 
 from simulators.workloads.model_tables import Model
 from simulators.workloads.workload import Demand, Proxy, Workload
-from tuners.near_names import near_names
+from tuners.near_names import near_keys, near_names
 
 __all__ = [
     "BreastCancer",
@@ -280,10 +280,14 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(path.read_text("utf-8-sig"))
         tables = tables.get("workloads", {}) if "calibration" in tables else tables
-        for table in tables.values():
-            msgspec.convert(table, _WorkloadTable)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
+    for name, table in tables.items():
+        try:
+            msgspec.convert(table, _WorkloadTable)
+        except msgspec.ValidationError as error:
+            keys = {"": _WorkloadTable.__struct_fields__, "demand": Demand.__struct_fields__}
+            raise ValueError(f"Cannot read workload {name!r} from {path}: {near_keys(str(error), keys)}") from error
     return tables
 
 

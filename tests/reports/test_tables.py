@@ -133,6 +133,12 @@ def test_failed_runs_are_counted_and_left_out_of_times_and_their_tuner_cannot_le
     assert "x (1 of 3), z (3 of 3)" in shown(found)
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_who_has_failed_in_every_run_could_not_lead_however_few_they_are(seeds):
+    found = summary(from_times({"fixed": [100.0, 101.0, 99.0, 98.0, 97.0][:seeds], "x": [NAN] * seeds}))
+    assert [row(found, tuner)["standing"] for tuner in ("fixed", "x")] == ["leader", "behind"]
+
+
 def test_tuners_with_identical_runs_count_once():
     times = {"fixed": [10, 20, 30], "idle": [10, 20, 30], "asp": [5, 6, 7], "same_as_asp": [5, 6, 7], "near": [5, 6, 7.5]}
     found = summary(from_times(times))

@@ -175,6 +175,34 @@ def test_a_program_that_cannot_be_called_is_compiled(store):
     assert other.jitted.lowered == 1
 
 
+@pytest.mark.parametrize(("count", "simple"), [(2**18, True), (2**18 + 1, False)])
+def test_code_is_simple_where_results_are_small(monkeypatch, count, simple):
+    """Which takes less time to compile, and more to run with large arrays."""
+    lower, options = jax.stages.Lowered.compile, []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, *given: options.append(given) or lower(self, *given))
+    for kept in (None, stored_programs._store):
+        monkeypatch.setattr(stored_programs, "_store", kept)
+        assert StoredProgram(lambda count, x: jnp.full(count, x))(count, np.float32(2.0)).shape == (count,)
+    assert options == [({"xla_cpu_use_fusion_emitters": False},) if simple else ()] * 2
+
+
+def test_simple_code_computes_the_same_bytes():
+    x = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
+
+    def function(x):
+        return jax.nn.log_softmax(jnp.tanh(x)), jnp.sqrt(jnp.log1p(jnp.exp(x)) / (1 + x * x)), x @ x.T, x.sum(), jnp.sin(x)
+
+    lowered = jax.jit(function).lower(x)
+    simple, default = lowered.compile(stored_programs._SIMPLE_CODE)(x), lowered.compile()(x)
+    assert [np.asarray(a).tobytes() for a in simple] == [np.asarray(a).tobytes() for a in default]
+
+
+def test_a_version_of_xla_without_that_option_compiles(monkeypatch):
+    monkeypatch.setattr(stored_programs, "_store", None)
+    monkeypatch.setattr(stored_programs, "_SIMPLE_CODE", {"xla_cpu_no_such_option": False})
+    assert np.asarray(fresh()((3,), WORDS)).tobytes() == EXPECTED.tobytes()
+
+
 def test_code_of_others_is_not_stored(store):
     program = StoredProgram(lambda count, x: count * x)
     assert float(program(2, 3.0)) == float(program(2, 3.0)) == 6.0

@@ -94,6 +94,11 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ({"reconfigurations_csv": "seconds,done\n1,perhaps\n"}, "'perhaps' is no true or false."),
         ({"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"}, "the run 'b' of settings is not in runs."),
         ({"runs_csv": "run\na\n", "runs_jsonl": '{"run": "a"}\n'}, "there is another file with the table runs"),
+        (
+            {"settings_csv": SETTINGS, "runs_json": '[{"run": "a"}]'},
+            "it would be left out: write the table as CSV or as JSON lines, runs.csv or .jsonl.",
+        ),
+        ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
     ],
 )
 def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -101,6 +106,17 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
         converted(tmp_path, **files)
     assert said in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_whole_numbers_with_a_fraction_of_zeros_and_policies_of_tensorflow(tmp_path: Path) -> None:
+    """As a program writes numbers whose column has a gap; a policy that nobody here knows stays as it is."""
+    words = ["sync", "Async", "SYNCHRONOUS", "ASP", "ring", ""]
+    rows = "".join(f"r{i},0,{i + 1}.0,2.00,{word}\n" for i, word in enumerate(words))
+    trace = converted(tmp_path, settings_csv=f"run,seconds,workers,servers,policy\n{rows}", notes_txt="mine")
+    found = scan(trace, "settings").collect()
+    assert found["workers"].to_list() == [1, 2, 3, 4, 5, 6]
+    assert found["servers"].to_list() == [2] * 6
+    assert found["policy"].to_list() == ["bsp", "asp", "bsp", "asp", "ring", None]
 
 
 def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ The paper first searches, for as long as that takes, and then trains. On jobs of
 than it saves. Here the job trains, and tries another setting now and then. The whole file is ours.
 
 * **Segments.** The job trains from a snapshot for some seconds: first for three clocks of every worker or a fifth of an
-  epoch, later for a share of the time that it has trained. This run is the reference.
+  epoch, later for a share of the time that it has trained. This run is the reference. The fifth of an epoch, and ten times
+  what a trial's evaluations take, count up to a twentieth of the budget: a job may be over before trials of that length pay.
 * **A trial** forks the snapshot with one tunable changed (`moves`), and trains for as long as the reference has. `Evaluate`
   gives the loss of the snapshot, the reference and the trial on the same samples, so that neither the draw of mini-batches
   nor a rise at the start of a trial counts. If the trial's loss has fallen further, by a tenth at least, the job goes on
@@ -15,6 +16,9 @@ than it saves. Here the job trains, and tries another setting now and then. The 
   time left is extrapolated from the validation of the job (`seconds_left`), and the expected gain is a number per move
   (`_Beliefs`). None begins after evaluations and trials that failed in a row have taken 3.5 % of the job's expected time. So
   a good setting is left alone after a few trials, and a job that is over soon is not disturbed at all.
+* **A poor start has little to lose**: while the training loss would not even halve within the budget at its pace so far, the
+  accuracy is not extrapolated, other rates are expected to gain much, and the 3.5 % do not count. Nor do they while the job
+  is expected to end with its budget.
 * **If the reference diverges**, the job goes back to the snapshot with a lower rate. The snapshot is renewed only by a
   better model, so the job also comes back from settings that fail later, and from over-fitting.
 
@@ -24,8 +28,8 @@ There are never more than three branches: the snapshot, the job, and a trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +47,8 @@ __all__ = ["frugal", "seconds_left"]
 _CLOCKS = 3  # of every worker, in the first segment,
 _EPOCH = 0.2  # or this share of an epoch where that is longer,
 _MOST_CLOCKS = 40  # up to so many of every worker
-_SHARE = 0.05  # of the time trained: a later segment
 _OVERHEAD = 10.0  # a segment is at least so many times as long as the forks and evaluations of a trial
+_SHARE = 0.05  # of the time trained: a later segment; of the budget: the most that a segment takes for the two above
 _PARTS = 4  # of a segment or a trial, after each of which it may be ended
 _PLATEAU = 3  # segments that made nothing better
 _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
@@ -52,6 +56,7 @@ _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
 # Trials
 _BETTER = 0.1  # of a trial's fall, that the reference must miss
 _LEAST_FALL = 0.005  # of the loss; less is no progress
+_LEARNS = 2.0  # a job learns if its loss would fall to the first one / so much within the budget, at its pace so far
 _DIVERGES = 3.0  # times the loss at the snapshot
 _LEAST_RISE = 0.1  # of the first loss
 _CAUTION = 0.5  # steps down are so long, but at the start
@@ -297,19 +302,32 @@ class _Tuning:
     def train(self) -> Generator[Action[Any], Any, None]:
         """Train the job for a segment, or until it is lost."""
         main, already = self.main, self.main.seconds
+        # A job that may be over after some evaluations or epochs has no time for trials that are as long as those.
+        brief = _SHARE * self.job.budget_seconds
         if not self.least_seconds:
-            workers = len(main.trained.setting.workers)
-            epoch = min(_EPOCH * epoch_clocks(self.job, main.trained.setting), _MOST_CLOCKS * workers)
-            clocks = math.ceil(max(_CLOCKS * workers, epoch) / _PARTS)
-            yield from self.run_parts(main, Run(clocks=clocks, branch=main.trained.branch))
+            yield from self.train_first(brief)
             if main.lost:
                 return
             self.least_seconds = main.seconds
         share = _SHARE * (self.trained_seconds + main.seconds)
+        wanted = max(share, min(_OVERHEAD * self.overhead, brief), self.least_seconds)
         # Where a segment has made nothing better, the next is as long as all since the snapshot, as in Algorithm 1.
-        seconds = max(share, _OVERHEAD * self.overhead, self.least_seconds, already) - (main.seconds - already)
+        seconds = max(wanted, already) - (main.seconds - already)
         if seconds > 0:
             yield from self.run_parts(main, Run(seconds=seconds / _PARTS, branch=main.trained.branch))
+
+    def train_first(self, brief: float) -> Generator[Action[Any], Any, None]:
+        """The first segment: some clocks of every worker, and a share of an epoch if that takes `brief` seconds at most."""
+        main = self.main
+        least = _CLOCKS * len(main.trained.setting.workers)
+        epoch = min(_EPOCH * epoch_clocks(self.job, main.trained.setting), least * _MOST_CLOCKS / _CLOCKS)
+        wanted = max(least, math.ceil(epoch))
+        first = wanted if wanted <= _PARTS * least else least
+        run = Run(clocks=math.ceil(first / _PARTS), branch=main.trained.branch)
+        yield from self.run_parts(main, run, until=lambda: main.seconds >= brief and main.trained.clocks >= least)
+        rest = wanted - main.trained.clocks
+        if not main.lost and rest > 0 and main.seconds * wanted <= brief * main.trained.clocks:
+            yield from self.run_parts(main, replace(run, clocks=math.ceil(rest / _PARTS)))
 
     def go_back(self, size: float) -> Generator[Action[Any], Any, bool]:
         """Begin again at the snapshot with a setting that diverges less easily; False if there is none."""
@@ -333,7 +351,16 @@ class _Tuning:
     def left(self) -> float:
         """Seconds to the target, as far as known."""
         here = (self.trained_seconds + self.main.seconds, self.level(self.main))
-        return seconds_left(self.job, [*self.curve, here], self.now)
+        return seconds_left(self.job, [*self.curve, here] if self.learns else [], self.now)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the training loss falls at all, for a job of this budget. As long as it does not, an accuracy that rises
+        says nothing about the time left, and the setting is a poor one."""
+        levels, seconds = self.main.levels or self.before.levels, self.trained_seconds + self.main.seconds
+        if not levels or not min(self.first, levels[-1].mean) > 0:
+            return True
+        return math.log(self.first / levels[-1].mean) * self.job.budget_seconds > math.log(_LEARNS) * seconds
 
     @property
     def cost(self) -> float:
@@ -346,13 +373,18 @@ class _Tuning:
 
     def worthwhile(self) -> Move | None:
         """The move with the largest expected gain, if that is worth a trial."""
-        left = self.left
+        left, learns = self.left, self.learns
         alone = self.trained_seconds + self.main.seconds + left  # what the job takes without a further trial
-        if self.snapshot is None or self.wasted > _WASTE * alone:
+        known = sum(math.isfinite(level) for _, level in self.curve)
+        late = known >= _POINTS and left >= self.job.budget_seconds - self.now
+        # A job that ends with its budget has nothing to lose by trials.
+        if self.snapshot is None or (learns and not late and self.wasted > _WASTE * alone):
             return None
         fall = self.fall(self.main) / abs(self.before.loss or 1.0)
+        if not learns and not fall < 0:
+            fall = 0.0
         # A single loss that is no better may be noise.
-        stuck = not self.trained_seconds or self.idle >= _PLATEAU
+        stuck = not (learns and self.trained_seconds) or self.idle >= _PLATEAU
         possible = [m for m in self.moves if self.changed(m) is not None]
         gains = {m: self.beliefs.expected(m, self.main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
@@ -457,8 +489,10 @@ class _Tuning:
 
     # --------------------------------------------------------------------------------------------------------- actions
 
-    def run_parts(self, stretch: _Stretch, run: Run, *, cuts: bool = False) -> Generator[Action[Any], Any, None]:
-        """Train a branch for some runs, or until it is lost or, if it may be cut short, hopeless."""
+    def run_parts(
+        self, stretch: _Stretch, run: Run, *, cuts: bool = False, until: Callable[[], bool] = lambda: False
+    ) -> Generator[Action[Any], Any, None]:
+        """Train a branch for some runs, or `until` that is enough, or it is lost or, if it may be cut short, hopeless."""
         for _ in range(_PARTS):
             try:
                 seen = yield from Run(run.clocks, run.seconds, run.branch)
@@ -472,7 +506,7 @@ class _Tuning:
                 self.start = float(np.mean(seen.pushes.loss[: len(stretch.trained.setting.workers)]))
                 self.first = self.start if math.isnan(self.first) else self.first
             stretch.lost = stretch.lost or self.diverges(stretch) or (cuts and self.hopeless(stretch))
-            if stretch.lost:
+            if stretch.lost or until():
                 return
 
     def evaluate(self, stretch: _Stretch, branch: int) -> Generator[Action[Any], Any, None]:

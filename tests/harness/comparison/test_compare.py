@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import polars as pl
 import pytest
@@ -489,6 +489,20 @@ def test_a_manifest_without_an_entry_is_answered(tiny: Path, tmp_path: Path) -> 
     (out / "manifest.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "scenarios"}))
     with pytest.raises(ValueError, match=r"Cannot go on with .*: it was made with scenarios None"):
         run(tiny, out, "fixed", seeds=1, resume=True)
+
+
+def test_what_cannot_be_written_or_played_is_refused_before_drawn_scenarios_are_made(tmp_path: Path, monkeypatch) -> None:
+    """The goal of a member that does not ship comes from a reference run: minutes, before one learned of a mistake."""
+
+    def draws(_name: object) -> Never:
+        pytest.fail("a scenario was drawn")
+
+    monkeypatch.setattr("harness.comparison.compare.load", draws)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="there already"):
+        compare(["drawn:learning[500]"], ["fixed"], out=tmp_path)
+    with pytest.raises(ValueError, match="No tuner 'nobody'"):
+        compare(["drawn:learning[500]"], ["nobody"], out=tmp_path / "new")
 
 
 def test_two_comparisons_do_not_share_a_folder(tiny: Path, tmp_path: Path) -> None:

@@ -149,6 +149,20 @@ budget = { seconds = 100 }
     assert [made.draw for made in (fitted, drawn)] == [0, 2]
 
 
+def test_a_wrong_key_in_a_file_of_workloads_is_told_with_its_workload_and_the_right_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[mine]\nsummary = "My job"\nsample_second = 3\n')
+    text = """summary = "My job"
+cluster = { nodes = [{ type = "edge-4core", count = 3 }] }
+workload = { name = "mine", file = "mine.toml" }
+start = { worker_count = 2 }
+target = { metric = "clocks", value = 10 }
+budget = { seconds = 100 }
+"""
+    told = r"workload 'mine' from .*mine\.toml: there is no key 'sample_second'; did you mean demand\.sample_seconds"
+    with pytest.raises(ValueError, match=told):
+        scenario.parse(text, name="my", origin=tmp_path / "my.toml")
+
+
 def test_a_simulated_system_begins_as_the_scenario_says() -> None:
     text = changed('metric = "loss"\nvalue = 0.1', 'metric = "clocks"\nvalue = 100')
     made = parsed(text)
@@ -234,6 +248,7 @@ STRAGGLERS = "[conditions.stragglers]\nmean_seconds = 1\nnodes = ['n7']\n[budget
 BUCKETS = "[[conditions.buckets]]\nnodes = []\ncapacity_bytes = 1\nrefill_bytes_per_second = 1\n[budget]"
 
 WRONG: list[tuple[str, str, str]] = [
+    ("[cluster]", 'profiles = "mine.toml"\n[cluster]', r"profiles: there is no such key; it belongs in \[cluster\]\."),
     ("[cluster]", "[clutser]", r"my\.toml: clutser: there is no such key; did you mean cluster"),
     (
         "[cluster]",

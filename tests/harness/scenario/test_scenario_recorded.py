@@ -103,6 +103,7 @@ def test_it_is_played_under_its_start_or_another(folder):
             "= 9",
             r"\[recorded\] start: Cannot start with policy bsp, option/workers 9: no such run was recorded; runs have",
         ),
+        ('workload = "cnn"', "", r"\[recorded\] workload: it is missing; every scenario of recorded runs says this"),
         ("samples", "sample", r"\[recorded\] sample: there is no such key; did you mean samples"),
         (
             "[seeds]",

@@ -382,8 +382,22 @@ def test_what_a_user_left_out_of_a_recording_is_said():
         ("4", "bsp", 1, 1.0),
         ("5", "asp", 8, 2.0),
     ]
-    for why in ("policy ring are left out", "without workers and servers", "no seconds", "no batch size", "no policy"):
+    for why in (
+        "policy ring are left out",
+        "write bsp where all workers wait for each other, asp where none waits",
+        "without workers and servers",
+        "no seconds",
+        "no batch size",
+        "no policy",
+    ):
         assert sum(f"1 settings {why}" in c or why in c for c in found.caveats) == 1, why
+
+
+def test_cycles_of_minutes_are_asked_for_their_unit():
+    setting = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}
+    for seconds, said in ((150.0, ()), (150_000.0, ("a cycle takes 150 s in the median; if these are milliseconds,",))):
+        found = read_tables(tables([{"run": "a", "workload": "x", "seconds": seconds, "steps": 1000}], [setting]))
+        assert tuple(caveat[: len(said[0])] for caveat in found.caveats) == said if said else not found.caveats
 
 
 def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():
@@ -404,11 +418,11 @@ def test_steps_and_seconds_are_enough_of_progress():
 
 def test_a_recording_of_which_no_row_is_left_says_why(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "settings.csv").write_text("seconds,workers,servers,policy\n0,2,1,sync\n")
+    (tmp_path / "mine" / "settings.csv").write_text("seconds,workers,servers,policy\n0,2,1,ring\n")
     (tmp_path / "mine" / "runs.csv").write_text("run,seconds,steps\nmine,10,10\n")
     assert main.main(["trace", "convert", str(tmp_path / "mine"), "--out", str(tmp_path / "trace")]) == 0
     assert main.main(["calibrate", str(tmp_path / "trace"), "--out", str(tmp_path / "made.toml")]) == 2
-    assert "policy sync are left out: it cannot be simulated; write bsp, asp" in capsys.readouterr().err
+    assert "policy ring are left out: it cannot be simulated; write bsp where all workers wait" in capsys.readouterr().err
 
 
 def test_rows_of_progress_leave_out_pauses_and_intervals_between_settings():

@@ -162,6 +162,13 @@ def test_other_recordings_are_predicted_by_the_fit_alone():
     assert made.fitted_to == "the grid"
 
 
+def test_a_recording_in_other_units_is_told():
+    """1.6 s are predicted; recorded are 1,500 that may be milliseconds. Ten times as long is a matter of the fit."""
+    for seconds, said in ((1500.0, True), (0.0015, True), (16.0, False)):
+        made = check_other(FIT, recording(GRID), recording([row(1, 1, run="new", seconds=seconds)]), ORIGIN)
+        assert any("are the times of both recordings in seconds?" in caveat for caveat in made.caveats) == said
+
+
 def test_links_become_relative_to_those_of_the_fit():
     known = recording([row(2, 1)], 8e6)
     fast = recording([row(2, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, shared=True)], 16e6)

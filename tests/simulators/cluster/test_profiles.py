@@ -188,7 +188,8 @@ def test_own_file(tmp_path):
     ("old", "new", "told"),
     [
         ("cores = 4", 'cores = "four"', r"'mine' from .*nodes\.toml: Expected `int`, got `str` - at `\$\.cores`"),
-        ("cores = 4", "cpus = 4", r"nodes\.toml: Object contains unknown field `cpus`"),
+        ("cores = 4", "core = 4", r"'mine' from .*nodes\.toml: there is no key 'core'; did you mean cores"),
+        ("speed = 1.5", "sped = 1.5", r"devices has no key 'sped'; did you mean speed\?"),
         ("cores = 4", "", r"nodes\.toml: Object missing required field `cores`"),
         ("cores = 4", "cores = 0", r"cannot have 0 cores: give at least 1"),
         ("cores = 4", 'cores = 4\nname = "x"', r"has a key `name`"),

@@ -100,6 +100,42 @@ def test_trials_train_as_long_as_the_reference_from_the_same_snapshot():
     assert sum(forest.seconds_of(trials[0][0])[:4]) == pytest.approx(reference, abs=1.0)
 
 
+# -------------------------------------------------------------------------------------------- starts that never arrive
+
+
+def test_dear_evaluations_do_not_make_segments_too_long_for_a_trial():
+    """One takes a fiftieth of the budget. Segments of ten times that would cost more than a trial is expected to save."""
+    of = started(0.001, target=Target("loss", 0.05), budget=1000.0)
+    seconds, forest = to_target(replace(of, evaluate_seconds=20.0), evaluation_seconds=20.0)
+    assert seconds < 800
+    assert trained_last(forest).learning_rate > 0.01
+
+
+def test_an_accuracy_that_rises_says_nothing_while_the_loss_does_not_fall():
+    """As of softmax at a tiny rate: most digits are soon right, at a loss that hardly changes, and then no more are."""
+
+    def accuracy(branch):
+        return max(1.0 - branch.loss, 0.9 * -math.expm1(-branch.clocks / 40))
+
+    of = started(1e-4, Real("learning_rate", 1e-5, 1.0, log=True), target=Target("accuracy", 0.93), budget=2000.0)
+    forest = forest_of(of, falls, accuracy=accuracy)
+    exchanges(mltuner, forest, most=120, refuses=lambda _index, _action: False)
+    assert trained_last(forest).learning_rate > 0.01
+
+
+def test_a_job_that_would_end_with_its_budget_goes_on_with_trials():
+    """At first higher rates do harm, and three trials fail, which take more than a job is else to lose. Later they help."""
+
+    def later(setting, loss, clocks):
+        if clocks < 60:
+            return loss * (0.999 if setting.learning_rate <= 0.01 else 1.01)
+        return falls(setting, loss, clocks)
+
+    of = started(0.01, target=Target("loss", 0.2), budget=700.0)
+    _, forest = to_target(of, later, evaluation_seconds=5.0)
+    assert trained_last(forest).learning_rate > 0.01
+
+
 # ------------------------------------------------------------------------------------------------------- who wins
 
 

@@ -125,13 +125,13 @@ def fitted(measured: Mapping[Pair, float], terms: Terms) -> Seconds:
 
 def pairs(job: Job, nodes: Sequence[Node]) -> Iterator[Pair]:
     """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else up to all; and
-    that of the start, which may have machines with both roles."""
+    that of the start, which may have machines with both roles, while these are all there."""
     count, knob = len(nodes), job.space.knob("worker_count")
     for workers in range(1, count):
         for servers in (count - workers,) if knob is not None else range(1, count - workers + 1):
             if knob is None or knob.contains(workers):
                 yield workers, servers
-    if sum(_pair(job.start)) > count:
+    if sum(_pair(job.start)) > count and {*job.start.workers, *job.start.servers} <= {n.name for n in nodes}:
         yield _pair(job.start)
 
 

@@ -77,6 +77,16 @@ def test_machines_keep_their_roles_as_far_as_the_numbers_allow():
         assert stayed == [min(pair[0], 3), min(pair[1], 2)]
 
 
+def test_a_pair_of_more_roles_than_machines_names_no_machine_that_is_lost():
+    """It is the start's, whose machines may have both roles; after a loss, every start has more roles than machines."""
+    of = job("roles by node")
+    for lost in (*of.start.workers, *of.start.servers):
+        left = tuple(n for n in of.nodes if n.name != lost)
+        for pair in pairs(of, left):
+            made = with_roles(of, of.start, pair, left)
+            assert lost not in (*made.workers, *made.servers)
+
+
 def test_a_batch_that_all_share_is_divided_among_all_workers_of_a_pair():
     few = with_roles(SHARED, SHARED.start, (1, 1), SHARED.nodes)
     for pair in pairs(SHARED, SHARED.nodes):
