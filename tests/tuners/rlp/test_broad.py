@@ -95,13 +95,18 @@ def told(worker: int, number: int, waiting, *, loss: float = 1.0, seconds: float
     return Push(np.int32(worker), clocks, waiting, active, now, np.int32(number % 4), before * 1.1, before, before * 0.9)
 
 
+@jax.jit  # as in the engine; else JAX compiles each of its operations
+def sees(sight, push: Push):
+    """What it sees after the push, which releases all that wait, and what it remembers then."""
+    sight = seen(sight, push)
+    return features(sight, push), sight.after(push, push.waiting, np.zeros(push.waiting.shape, bool))
+
+
 def looked(pushes: list[Push]):
     """The features after these pushes, of which each releases all that wait."""
     sight = first_sight(pushes[0].active)
     for each in pushes:
-        sight = seen(sight, each)
-        found = features(sight, each)
-        sight = sight.after(each, each.waiting, np.zeros_like(each.waiting))
+        found, sight = sees(sight, each)
     return tuple(np.asarray(table) for table in found)
 
 
