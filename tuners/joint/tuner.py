@@ -282,9 +282,6 @@ class JointCourse:
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
         best = self._best(self.cap)
         gain = self._worth(best) / here if here > 0 else math.inf
-        if len(before.workers) < len(self.job.start.workers) / _TRUSTED <= len(best.workers):
-            # So few are left that what a push of theirs brings is not known, and that a cheap run may not end in time.
-            gain = max(gain, self._progress(best) / self._progress(before))
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
         lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
