@@ -31,7 +31,8 @@ made only where it is expected to save more than it costs. In the order in which
    stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
    over-fitted. A model that a hot window has thrown off is kept where it is soon as good as before.
 
-The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
+The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
+machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
 its numbers, as the reason of the action that it leads to.
