@@ -31,7 +31,8 @@ made only where it is expected to save more than it costs. In the order in which
    stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
    over-fitted. A model that a hot window has thrown off is kept where it is soon as good as before.
 
-The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`).
+The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
+machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
 its numbers, as the reason of the action that it leads to.
@@ -282,9 +283,6 @@ class JointCourse:
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
         best = self._best(self.cap)
         gain = self._worth(best) / here if here > 0 else math.inf
-        if len(before.workers) < len(self.job.start.workers) / _TRUSTED <= len(best.workers):
-            # So few are left that what a push of theirs brings is not known, and that a cheap run may not end in time.
-            gain = max(gain, self._progress(best) / self._progress(before))
         left, cost = self._seconds_left(), training.change_seconds or _CHANGE_SECONDS
         lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0

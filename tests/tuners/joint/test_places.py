@@ -148,17 +148,6 @@ def test_the_cheapest_run_gives_dear_machines_back():
     assert names[-1] not in chosen["usd"]
 
 
-def test_a_cheap_run_of_which_few_workers_are_left_takes_others():
-    """`preempted` 303: one worker in the end, which the budget of seconds would hardly have let reach the target."""
-    of = roles_free("usd", prices=Prices(dict.fromkeys([n.name for n in job().nodes], 1.0)))
-    begun, answers = course(of), Answers(of, flat)
-    answers.run(begun.measure())
-    few = replace(of.start, workers=of.start.workers[:1], loads=(), data_shares=())
-    begun.training.setting = answers.settings[0] = few
-    answers.run(begun.place())
-    assert len(begun.training.setting.workers) >= len(of.start.workers) / 2
-
-
 def test_machines_with_both_roles_do_not_send_twice_at_a_time_where_all_wait():
     """All pull at one time and all push at another: with both roles on every machine, both took twice as long as they do."""
     of = job()
