@@ -21,17 +21,17 @@ from tuners.settings import (
     OF_NODES,
     OF_PULLS,
     OF_REPLICAS,
+    PLACEMENTS,
     Node,
     Rejected,
     Setting,
-    check_setting,
     shared_out,
 )
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Space", "share_batch"]
+__all__ = ["Space", "check_values", "share_batch"]
 
 _FIELDS = tuple(f.name for f in fields(Setting))
 _PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
@@ -163,7 +163,7 @@ class Space:
         What `setting` has in common with the one `in_force` is not refused: a loss of nodes may have changed what this space
         holds, or bounds.
         """
-        check_setting(setting, {n.name: len(n.devices) for n in self.nodes})
+        _check_whole(setting, {n.name: len(n.devices) for n in self.nodes})
         now = in_force or self.base
         free = _free_fields(self, setting)
         for name in _FIELDS:
@@ -391,3 +391,101 @@ def _node_of(knob: Knob) -> str | None:
     """The node whose role, load or share a knob sets, if any."""
     head, _, rest = knob.name.partition("/")
     return rest.partition("/")[0] if head in _BY_NODE else None
+
+
+# -------------------------------------------------------------------------------------------- what no job can have
+
+
+def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
+    """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
+    _check_roles(setting, devices)
+    _check_shares(setting, devices)
+    check_values(setting)
+    _check_steps(setting, devices)
+    _check_blocks(setting)
+
+
+def check_values(setting: Setting) -> None:
+    """Raise Rejected for a number that no job can have, whatever its nodes are."""
+    _check_counts(setting)
+    _check_rates(setting)
+
+
+def _check_roles(setting: Setting, devices: Mapping[str, int]) -> None:
+    for role, members in (("worker", setting.workers), ("server", setting.servers)):
+        if not members:
+            raise Rejected(f"Cannot run with no {role}s: name at least one node as a {role}.")
+        if len(set(members)) != len(members):
+            raise Rejected(f"Cannot run with {role}s {members}: a node is named twice; name each once.")
+        missing = [m for m in members if m not in devices]
+        if missing:
+            raise Rejected(f"Cannot use node {missing[0]!r} as a {role}: this job has {', '.join(devices)}.")
+
+
+def _check_shares(setting: Setting, devices: Mapping[str, int]) -> None:
+    for name, shares, members in (
+        ("data_shares", setting.data_shares, setting.workers),
+        ("model_shares", setting.model_shares, setting.servers),
+    ):
+        if shares and (len(shares) != len(members) or min(shares) < 0 or not abs(sum(shares) - 1) <= 1e-6):
+            raise Rejected(f"Cannot use {name} {shares}: give {len(members)} shares, none negative, that sum to 1.")
+    if setting.loads:
+        rows = tuple(len(row) for row in setting.loads)
+        if rows != tuple(devices[w] for w in setting.workers) or any(min(r) < 0 or sum(r) < 1 for r in setting.loads):
+            raise Rejected(
+                f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
+            )
+
+
+def _check_counts(setting: Setting) -> None:
+    least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
+    least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
+    for name, least in least_of.items():
+        if getattr(setting, name) < least:
+            raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+
+
+def _check_steps(setting: Setting, devices: Mapping[str, int]) -> None:
+    for name, steps in setting.node_steps:
+        if name not in devices or steps < 1:
+            raise Rejected(
+                f"Cannot take {steps} local steps on {name!r}: give at least 1, on a node of {', '.join(devices)}."
+            )
+
+
+def _check_blocks(setting: Setting) -> None:
+    if setting.replicas > len(setting.servers):
+        raise Rejected(
+            f"Cannot hold each hot block on {setting.replicas} servers: there are {len(setting.servers)}; lower replicas."
+        )
+    if setting.placement not in PLACEMENTS:
+        raise Rejected(f"Cannot place blocks by {setting.placement!r}: choose {' or '.join(PLACEMENTS)}.")
+    if setting.block_owners:
+        if setting.model_shares:
+            raise Rejected("Cannot use model_shares and block_owners at once: the blocks of a server are its share.")
+        strangers = [n for n in setting.block_owners if n not in setting.servers]
+        if strangers:
+            raise Rejected(
+                f"Cannot place a block on {strangers[0]!r}: it is no server; there are {', '.join(setting.servers)}."
+            )
+
+
+def _check_rates(setting: Setting) -> None:
+    if setting.transfer_bits not in (16, 32):
+        raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
+    if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):
+        raise Rejected(
+            f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
+            "the rate must not be negative and momentum lies in [0, 1]."
+        )
+    if not 0 <= setting.checkpoint_seconds < float("inf"):
+        raise Rejected(
+            f"Cannot make a checkpoint every {setting.checkpoint_seconds} s: give a positive number, or 0 for replicas."
+        )
+    if not 0 <= setting.grace_seconds < float("inf"):
+        raise Rejected(f"Cannot wait {setting.grace_seconds} s after a quorum: give a number of seconds, 0 for no grace.")
+    if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
+        raise Rejected(
+            f"Cannot apply local steps with outer_rate {setting.outer_rate}, outer_momentum {setting.outer_momentum}: "
+            "the rate must be positive and the momentum lies in [0, 1)."
+        )

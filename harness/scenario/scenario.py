@@ -46,7 +46,8 @@ from simulators.workloads.catalogue import load_workloads, usual_values, workloa
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, System, Target
 from tuners.near_names import near_names
-from tuners.settings import POLICIES, Choice, Integer, Knob, Node, Real, Scalar, check_values, shared_out
+from tuners.settings import POLICIES, Choice, Integer, Knob, Node, Real, Scalar, shared_out
+from tuners.space import check_values
 
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec

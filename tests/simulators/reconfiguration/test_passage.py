@@ -17,7 +17,7 @@ FILES = {
     "simulators/engine/inputs.py",
     "simulators/reconfiguration/reconfiguration.py",
     "simulators/system.py",
-    "tuners/settings.py",
+    "tuners/space.py",
     "tuners/system.py",
 }
 """From the action to the setting in force: the system, the contract's checks, numbers for the engine, the way there."""
