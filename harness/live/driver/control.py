@@ -108,7 +108,8 @@ class Control:
         return self.view.status != "running" or self.view.now >= self.view.budget_seconds
 
     def wait_for_last_costs(self) -> None:
-        """Once the job is over: wait until its branches know what a change, or a recovery, that is cut short has cost."""
+        """Once the job is over, or will be with the next report: wait until its branches know what a change, or a recovery,
+        that is cut short has cost."""
         self.wait(lambda: self.reconfiguration is None and self._repairs.recovery is None)
 
     def wait_until_idle(self, latest_seconds: float = math.inf) -> bool:

@@ -164,7 +164,9 @@ class LiveSystem:
         goal = math.inf if action.clocks is None else branch.clocks + action.clocks
         limit = min(self.job.budget_seconds, math.inf if action.seconds is None else self.now + action.seconds)
         self._control.wait(lambda: branch.clocks >= goal or branch.status != "running", limit)
-        if self._control.is_over:
+        # The driver's clock may be at the budget a little before the next report is, by which `is_over` judges.
+        waited_to_budget = limit == self.job.budget_seconds and branch.clocks < goal and branch.status == "running"
+        if self._control.is_over or waited_to_budget:
             self._control.wait_for_last_costs()
         return self._window(branch, goal, limit)
 
