@@ -166,19 +166,20 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         )
         made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
-    nominal = [_nics(setting) for setting in made.to_dicts()]
+    settings = made.to_dicts()
+    nominal = [_nics(setting) for setting in settings]
     rates = [rate for nics in nominal for rate in nics.values()]
     usual = median(rates) if rates else None
-    differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(made.to_dicts(), nominal, strict=True))
+    differ = sum(_shared(s) and not {*nics.values()} <= {usual} for s, nics in zip(settings, nominal, strict=True))
     if differ:
         caveats.append(
             f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
         )
     if unnamed := made["policy"].null_count():
         caveats.append(f"{unnamed} settings have no policy: they are taken for asp")
-    if unsized := sum(not _batch_size(s) for s in made.to_dicts()):
+    if unsized := sum(not _batch_size(s) for s in settings):
         caveats.append(f"{unsized} settings have no batch size: a mini-batch counts as one sample there")
-    if inferred := sum(_told_shares(s) is None and bool(_server_cpus(s)) for s in made.to_dicts()):
+    if inferred := sum(_told_shares(s) is None and bool(_server_cpus(s)) for s in settings):
         caveats.append(
             f"{inferred} settings do not tell shares of the model: servers are taken to have them as they use processors"
         )
