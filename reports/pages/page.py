@@ -35,22 +35,20 @@ from reports.figures.workers import WORKERS_NOTE
 from reports.pages.facts import facts, target_of
 from reports.templates.rendering import fill
 from reports.verdicts import arenas, calibration_ranks
-from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, against_reference, answer, limits, tally
-from reports.verdicts.tables import (
-    ORACLE,
-    REFERENCE,
-    count,
+from reports.verdicts.conclusions import (
+    NOTHING_TO_TUNE,
+    Answer,
+    against_reference,
+    answer,
     coverage,
-    host_seconds,
     identical,
-    interval_text,
+    limits,
     not_applicable,
-    quantity,
-    relative,
-    shows_accuracy,
-    shows_usd,
-    summary,
+    not_run,
+    tally,
 )
+from reports.verdicts.numbers import count, host_seconds, interval_text, quantity, relative
+from reports.verdicts.summary import ORACLE, REFERENCE, shows_accuracy, shows_usd, summary
 from traces.store import Results, load_results, write_bytes
 
 __all__ = [
@@ -266,7 +264,7 @@ class ScenarioFigures:
 
 
 def scenario_figures(rows: pl.DataFrame, results: Results, text: str, prefix: str = "") -> ScenarioFigures:
-    """The figures of one scenario from its rows of `tables.summary`; names of figures begin with `prefix`."""
+    """The figures of one scenario from its rows of `summary.summary`; names of figures begin with `prefix`."""
     here = pl.col("scenario") == rows["scenario"][0]
     scores, evaluations, settings = (f.filter(here) for f in (results.scores, results.evaluations, results.settings))
     distinct = rows.filter(pl.col("role") != "same")
@@ -387,7 +385,7 @@ def _section(
         findings=[*(calibration_ranks.sentences(under) if under else []), *against_reference(rows), tally(rows)],
         limits=limits(rows),
         scores=[_score_row(row, accuracy, usd) for row in rows.filter(pl.col("role") != "same").iter_rows(named=True)],
-        identical=[*identical(rows), *_absent(absent)],
+        identical=[*identical(rows), *not_run(absent)],
         final_metric="accuracy" if accuracy else "loss",
         coverage=coverage(rows),
         usd=usd,
@@ -452,14 +450,6 @@ def _best(results: Results, scenario: str, tuner: str) -> str:
 
 def _oracle_settings(results: Results, scenario: str) -> int:
     return int(results.oracles.get(scenario, {}).get(ORACLE, {}).get("settings", 0))
-
-
-def _absent(rows: pl.DataFrame) -> list[str]:
-    """Sentences on the tuners that have nothing to tune in a scenario."""
-    reasons: dict[str, list[str]] = {}
-    for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
-        reasons.setdefault(str(reason), []).append(str(tuner))
-    return [f"Not applicable, and not run: {', '.join(tuners)}. {reason}" for reason, tuners in reasons.items()]
 
 
 def _workers(name: str, tuners: list[str], scores: pl.DataFrame, runs: _Runs) -> list[tuple[str, str, str, list[PackedRun]]]:
