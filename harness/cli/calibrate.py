@@ -152,7 +152,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _fidelity(options: argparse.Namespace) -> int:
     from harness import program_cache
     from harness.cli.display import stages
-    from reports import fidelity
+    from reports.fidelity import fidelity
     from simulators.calibration.selection import EVERYTHING
     from simulators.calibration.validation import Ablation, ablated, check, lacking
 

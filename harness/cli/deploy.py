@@ -265,7 +265,7 @@ class _Stop:
 
 def _winner(folder: Path, scenario: Scenario) -> str:
     """The winner on `scenario` of the comparison in `folder`. Raises ValueError if there is none."""
-    from reports import tables
+    from reports.verdicts import tables
     from traces import store
 
     name = tables.winner(tables.summary(store.load_results(folder)), scenario.name)

@@ -54,8 +54,8 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _merge(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.merge import merge
-    from reports import page
-    from reports.terminal import show
+    from reports.output.terminal import show
+    from reports.pages import page
     from traces.store import load_results
 
     out, console = merge(options.folders, options.out), terminal()
@@ -66,7 +66,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
-    from reports.site import publish
+    from reports.output.site import publish
 
     site = publish(options.folder, options.out, only_overview=options.overview, onto=options.onto, replaced=options.replace)
     terminal().print(f"The site: {site}", highlight=False, soft_wrap=True)

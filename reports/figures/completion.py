@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.tables import ORACLE, REFERENCE
+from reports.verdicts.tables import ORACLE, REFERENCE
 
 __all__ = ["completion_times"]
 

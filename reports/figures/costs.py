@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import Transform, offset_copy
 
 from reports.figures.drawing import BLUE, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.tables import ORACLE, REFERENCE, quantity
+from reports.verdicts.tables import ORACLE, REFERENCE, quantity
 
 __all__ = ["TIME_SPLIT", "pareto", "split_of", "time_split"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reports.figures.drawing import BLUE, COLORS, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, logarithmic
 from reports.figures.settings_over_time import typical_seed
-from reports.tables import ORACLE, REFERENCE
+from reports.verdicts.tables import ORACLE, REFERENCE
 
 __all__ = ["learning_curves", "median_curve", "progress"]
 
