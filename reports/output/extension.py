@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from harness.comparison.merge import Part, check_same
+from harness.comparison.merge import ComparisonFolder, check_same
 from reports.verdicts.tables import OUTCOME, SUMMARY
 from traces import store
 from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
@@ -86,8 +86,8 @@ def _check_scenarios(
                 f"Play it with --seeds {known[name]}."
             )
     texts = {name: (site / "scenarios" / f"{name}.toml").read_bytes() for name in scenarios}
-    theirs, ours = Part(site, dict(manifest), texts), {name: text.encode() for name, text in scenarios.items()}
-    check_same(theirs, Part(folder, results.manifest, ours))
+    theirs, ours = ComparisonFolder(site, dict(manifest), texts), {name: text.encode() for name, text in scenarios.items()}
+    check_same(theirs, ComparisonFolder(folder, results.manifest, ours))
 
 
 def _check_tuners(
