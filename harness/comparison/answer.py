@@ -55,10 +55,10 @@ class Comparison:
         self.__post_init__()
 
     def summary(self) -> pl.DataFrame:
-        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.verdicts.tables.SUMMARY`)."""
-        from reports.verdicts import tables
+        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.verdicts.summary`)."""
+        from reports.verdicts.summary import summary
 
-        return tables.summary(store.load_results(self.folder))
+        return summary(store.load_results(self.folder))
 
     @property
     def plot(self) -> ComparisonPlots:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from scipy.stats import kendalltau
 
-from reports.verdicts.tables import quantity, relative
+from reports.verdicts.numbers import quantity, relative
 from traces.store import Results, load_results
 
 if TYPE_CHECKING:

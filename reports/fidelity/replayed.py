@@ -25,7 +25,8 @@ from harness.scenario.building import scenario as changed
 from reports.figures.drawing import BLUE, INK, MUTED, ORANGE, Drawing, canvas, drawn
 from reports.templates.rendering import fill
 from reports.verdicts.conclusions import answer
-from reports.verdicts.tables import relative, summary
+from reports.verdicts.numbers import relative
+from reports.verdicts.summary import summary
 from simulators.cluster.condition_series import STEPS, ConditionSeries, condition_series, with_fitted
 from traces.store import Results, write_bytes
 

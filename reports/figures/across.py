@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
 from reports.verdicts.arenas import Arenas, profile
-from reports.verdicts.tables import REFERENCE, relative
+from reports.verdicts.numbers import relative
+from reports.verdicts.summary import REFERENCE
 
 __all__ = ["heat_map", "mean_ratios", "performance"]
 

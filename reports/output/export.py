@@ -13,10 +13,13 @@ import polars as pl
 from reports.figures.drawing import Drawing, pdf
 from reports.figures.settings_over_time import typical_seed
 from reports.figures.workers import workers_of_run
-from reports.pages.page import overview_figures, scenario_figures, texts
+from reports.pages.overview import overview_figures
+from reports.pages.page import texts
+from reports.pages.scenario_section import scenario_figures
 from reports.verdicts import arenas, calibration_ranks
-from reports.verdicts.conclusions import answer
-from reports.verdicts.tables import count, identical, interval_text, not_applicable, quantity, relative, shows_usd, summary
+from reports.verdicts.conclusions import answer, identical, not_applicable
+from reports.verdicts.numbers import count, interval_text, quantity, relative
+from reports.verdicts.summary import shows_usd, summary
 from traces.store import Results, load_results, write_bytes
 
 __all__ = ["FIGURES", "markdown", "write_csv", "write_figures", "write_markdown"]

@@ -14,7 +14,7 @@ from reports.figures.gantt import packed_run
 from reports.output.export import markdown
 from reports.output.extension import among_published, published_hosts
 from reports.pages.page import pages, texts
-from reports.verdicts.tables import summary
+from reports.verdicts.summary import summary
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
 from traces.store import Results, load_results, write_bytes

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from reports.output.terminal_table import render
 from reports.verdicts import arenas, calibration_ranks
-from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer
-from reports.verdicts.tables import not_applicable, render, summary
+from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, not_applicable
+from reports.verdicts.summary import summary
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from harness.scenario import embedded
 from reports.verdicts.conclusions import Answer
+from reports.verdicts.numbers import quantity, relative
 from reports.verdicts.statistics import (
     Interval,
     PairedComparison,
@@ -34,7 +35,7 @@ from reports.verdicts.statistics import (
     performance_profile,
     signed_rank,
 )
-from reports.verdicts.tables import ORACLE, REFERENCE, log_minimised, quantity, relative, same_runs
+from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
 from traces.store import Results
 
 __all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "profile", "sentences"]

@@ -17,8 +17,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from reports.verdicts.numbers import relative
 from reports.verdicts.statistics import LEVEL, first_chances
-from reports.verdicts.tables import REFERENCE, log_minimised, relative, side_of_reference
+from reports.verdicts.summary import REFERENCE, log_minimised, side_of_reference
 from traces.schema import NOT_APPLICABLE
 from traces.store import Results
 
@@ -55,7 +56,7 @@ class CalibrationRanks(NamedTuple):
 
 
 def ranks(results: Results, rows: pl.DataFrame) -> CalibrationRanks | None:
-    """The ranks of one scenario, from its `rows` of `tables.summary`; None without draws, or without a leader."""
+    """The ranks of one scenario, from its `rows` of `summary.summary`; None without draws, or without a leader."""
     scenario = str(rows["scenario"][0])
     names = results.manifest.get("draws", {}).get(scenario, [])
     played = results.draws.filter(pl.col("scenario").is_in(names), pl.col("status") != NOT_APPLICABLE)

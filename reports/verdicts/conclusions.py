@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from reports.verdicts.numbers import count, interval_text, quantity
 from reports.verdicts.statistics import LEAST_BLOCKS, LEVEL, coverage_limit
-from reports.verdicts.tables import ORACLE, REFERENCE, count, interval_text, quantity, side_of_reference
+from reports.verdicts.summary import ORACLE, REFERENCE, side_of_reference
 
-__all__ = ["NOTHING_TO_TUNE", "Answer", "against_reference", "answer", "limits", "listed", "tally"]
+if TYPE_CHECKING:
+    from traces.store import Results
 
+__all__ = [
+    "NOTHING_TO_TUNE",
+    "Answer",
+    "against_reference",
+    "answer",
+    "coverage",
+    "identical",
+    "limits",
+    "listed",
+    "not_applicable",
+    "not_run",
+    "tally",
+]
 
 NOTHING_TO_TUNE = "No tuner has anything to tune here"
 """The answer where every tuner is not applicable, so that none was run."""
@@ -41,7 +56,7 @@ _WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "
 
 
 def answer(rows: pl.DataFrame) -> Answer:
-    """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `tables.summary`."""
+    """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `summary.summary`."""
     contestants = rows.filter(pl.col("standing") != "")
     if contestants.height < 2:
         only = f" ({rows['tuner'][0]})" if rows.height else ""
@@ -171,3 +186,43 @@ def listed(words: Iterable[str]) -> str:
     """Words with commas, and "and" before the last."""
     found = list(words)
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else "none"
+
+
+def not_applicable(results: Results) -> list[str]:
+    """A sentence per scenario that names the tuners which had nothing to tune there, with their reasons; no row has them."""
+    said: list[str] = []
+    for (scenario,), rows in results.not_applicable.group_by(["scenario"], maintain_order=True):
+        each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in _by_reason(rows).items())
+        said.append(f"{scenario}: not applicable, and not run: {each}.")
+    return said
+
+
+def not_run(rows: pl.DataFrame) -> list[str]:
+    """The same of one scenario, from its rows of `Results.not_applicable`: a sentence per reason."""
+    return [f"Not applicable, and not run: {', '.join(names)}. {reason}" for reason, names in _by_reason(rows).items()]
+
+
+def _by_reason(rows: pl.DataFrame) -> dict[str, list[str]]:
+    """The tuners that have nothing to tune, by the reason for that."""
+    reasons: dict[str, list[str]] = {}
+    for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+        reasons.setdefault(str(reason), []).append(str(tuner))
+    return reasons
+
+
+def identical(rows: pl.DataFrame) -> list[str]:
+    """Sentences on the tuners of one scenario whose runs are identical to others', which count once."""
+    said = []
+    for (one,), mine in rows.filter(pl.col("role") == "same").group_by(["same_as"], maintain_order=True):
+        why = ", which changes nothing" if one == REFERENCE else ""
+        said.append(f"Same runs as {one}{why}: {', '.join(mine['tuner'])}.")
+    return said
+
+
+def coverage(rows: pl.DataFrame) -> str:
+    """What the intervals of one scenario's rows are worth, in words."""
+    runs = int(rows["runs"].to_numpy().max())
+    best = coverage_limit(runs)
+    if runs == 1:
+        return "none of one seed"
+    return "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"

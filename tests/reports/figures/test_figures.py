@@ -22,7 +22,7 @@ from reports.figures.knobs import knob_values, lanes
 from reports.figures.progress import learning_curves, median_curve, progress
 from reports.figures.settings_over_time import settings_over_time, unmoved
 from reports.verdicts.arenas import arenas_of
-from reports.verdicts.tables import summary
+from reports.verdicts.summary import summary
 from tests.support.made_up import START, contest, frames, from_times, score_row
 from traces.schema import setting_text
 

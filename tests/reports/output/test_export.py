@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 from reports.output import export, site
 from reports.output.export import markdown, write_csv, write_figures, write_markdown
 from reports.output.site import publish
-from reports.verdicts.tables import summary
+from reports.verdicts.summary import summary
 from tests.support.made_up import SCENARIO_TEXT, contest, from_times
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS

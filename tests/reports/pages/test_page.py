@@ -11,12 +11,13 @@ from html.parser import HTMLParser
 import polars as pl
 import pytest
 
+from reports.output.terminal_table import notes
 from reports.pages import facts, page
 from reports.pages.facts import target_of
 from reports.pages.page import write
 from reports.verdicts import conclusions
 from reports.verdicts.conclusions import against_reference, answer, limits, tally
-from reports.verdicts.tables import notes, summary
+from reports.verdicts.summary import summary
 from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
 from traces import store
 from traces.schema import EVALUATIONS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION

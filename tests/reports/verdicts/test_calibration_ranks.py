@@ -12,7 +12,7 @@ from reports.output.terminal import show
 from reports.pages.page import pages
 from reports.verdicts import calibration_ranks
 from reports.verdicts.calibration_ranks import NOT_DECIDED, ranks, sentences
-from reports.verdicts.tables import summary
+from reports.verdicts.summary import summary
 from tests.support.made_up import frames, score_row
 from traces.store import Results
 

@@ -1,4 +1,4 @@
-"""One row per scenario and tuner from the runs of a comparison, and from these rows a table for the terminal and the winner.
+"""One row per scenario and tuner from the runs of a comparison: what was measured, what was compared, and who leads.
 
 The method, with its sources, is in `statistics.py`. Times and ratios are medians with 95 % intervals; what a tuner
 spent (reconfigurations, overhead, trials, thinking) and its final loss and accuracy are means over its runs that did not
@@ -14,22 +14,19 @@ does nothing never changes what is said of others.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from reports.verdicts.statistics import (
-    LEAST_BLOCKS,
     LEVEL,
     Bounds,
     Interval,
     PairedComparison,
     censored,
     compare,
-    coverage_limit,
     median_interval,
     paired_t,
     ratios,
@@ -38,8 +35,6 @@ from traces.schema import minimised
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.table import Table
-    from rich.text import Text
 
     from traces.store import Results
 
@@ -49,17 +44,7 @@ __all__ = [
     "REFERENCE",
     "SUMMARY",
     "compared",
-    "count",
-    "coverage",
-    "host_seconds",
-    "identical",
-    "interval_text",
     "log_minimised",
-    "not_applicable",
-    "notes",
-    "quantity",
-    "relative",
-    "render",
     "same_runs",
     "shows_accuracy",
     "shows_usd",
@@ -116,8 +101,6 @@ SUMMARY: dict[str, pl.DataType] = {
 }
 """Columns of `summary`."""
 
-_DASH = "\u2013"  # between the ends of an interval
-_NO_BREAK = "\u00a0"  # a space that stays on its line
 _SPENT = (
     "reconfigurations",
     "overhead_seconds",
@@ -150,9 +133,6 @@ OUTCOME = (
 """Columns of the scores that are equal where two runs are one and the same."""
 
 
-# -------------------------------------------------------------------------------------------------------------- summary
-
-
 def summary(results: Results) -> pl.DataFrame:
     """One row per scenario and tuner. Columns: `SUMMARY`.
 
@@ -164,18 +144,6 @@ def summary(results: Results) -> pl.DataFrame:
     for (_,), runs in scores.sort("scenario", "tuner", "seed").group_by(["scenario"], maintain_order=True):
         rows += _scenario_rows(runs)
     return pl.DataFrame(rows, schema=SUMMARY)
-
-
-def not_applicable(results: Results) -> list[str]:
-    """A sentence per scenario that names the tuners which had nothing to tune there, with their reasons; in no row above."""
-    said: list[str] = []
-    for (scenario,), rows in results.not_applicable.group_by(["scenario"], maintain_order=True):
-        reasons: dict[str, list[str]] = {}
-        for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
-            reasons.setdefault(str(reason), []).append(str(tuner))
-        each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in reasons.items())
-        said.append(f"{scenario}: not applicable, and not run: {each}.")
-    return said
 
 
 def same_runs(runs: pl.DataFrame) -> dict[str, str]:
@@ -321,45 +289,6 @@ def winner(summary: pl.DataFrame, scenario: str) -> str:
     return str(leader["tuner"][0])
 
 
-# --------------------------------------------------------------------------------------------------------------- render
-
-
-def quantity(value: float) -> str:
-    """A number with three significant digits, whole from 100 on; a dash where there is none."""
-    if math.isnan(value):
-        return "-"
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    size = abs(value)
-    digits = 0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
-    return f"{value:.{digits}f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
-
-
-def host_seconds(value: float) -> str:
-    """Seconds measured on the host: nothing below a millisecond, which is noise."""
-    return "< 0.001" if 0 < value < 0.001 else quantity(value)
-
-
-def relative(value: float) -> str:
-    """A ratio, a regret or a mean rank: two digits after the point; `quantity` from 10 on and below 0.1."""
-    return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 else quantity(value)
-
-
-def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
-    """An estimate of a row of `summary` and its interval, as two texts; the second is "" where there is no interval."""
-    text = quantity if kind in ("completion", "usd") else relative
-    estimate, low, high, bound = row[name], row[f"{kind}_low"], row[f"{kind}_high"], row[f"{kind}_bound"]
-    if math.isnan(estimate):
-        return ("unknown" if bound == "?" and not math.isnan(low) else "-"), ""
-    shown = text(estimate) if bound == "=" else f"{bound}{_NO_BREAK}{text(estimate)}"
-    if math.isnan(low) or (low == high and bound == "=") or (math.isinf(high) and low == estimate and bound == ">"):
-        return shown, ""
-    if math.isinf(high):
-        return shown, f"≥{_NO_BREAK}{text(low)}"
-    # A dash between negative numbers reads like one sign more.
-    return shown, f"{text(low)} to {text(high)}" if low < 0 else f"{text(low)}{_DASH}{text(high)}"
-
-
 def side_of_reference(row: dict[str, Any]) -> str:
     """Where a row of `summary` differs from the reference: "faster" or "slower", else ""."""
     if not row["p_reference"] < 1 - LEVEL:
@@ -375,171 +304,3 @@ def shows_accuracy(rows: pl.DataFrame) -> bool:
 def shows_usd(rows: pl.DataFrame) -> bool:
     """Whether these rows of `summary` have costs in USD; machine-seconds they always have."""
     return bool(rows["usd"].is_not_nan().any())
-
-
-def render(summary: pl.DataFrame, *, columns: int = 100) -> list[Table]:
-    """A table per scenario for a terminal with `columns` characters per line, 50 or more."""
-    return [_table(rows, columns) for _, rows in summary.group_by(["scenario"], maintain_order=True)]
-
-
-def _table(rows: pl.DataFrame, columns: int) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = list(rows.filter(pl.col("role") != "same").iter_rows(named=True))
-    plain, gap, widths = _fitting(rows, shown, columns)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, title_justify="left", caption_justify="left")
-    table.title = Text(str(rows["scenario"][0]), style="bold")
-    table.add_column("tuner", overflow="fold", width=widths["tuner"])
-    for head in _WITH_INTERVALS:
-        table.add_column(head, justify="right", width=widths[head], overflow="fold")
-    for head in plain:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("could\nlead", no_wrap=True)
-    for row in shown:
-        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
-        if row["role"] == "oracle":
-            table.add_section()
-        table.add_row(*cells, style="dim" if row["role"] == "oracle" else None)
-    table.caption = Text("\n".join(notes(rows)))
-    return table
-
-
-_WITH_INTERVALS = ("time, s", f"ratio to {REFERENCE}")
-"""Heads of the columns with intervals. In a narrow column, the interval is on a line of its own."""
-
-_LEAST_NEEDED = ("accu", "loss", "mach", "over", "re-", "USD", "done")
-"""How the heads begin of the columns that a narrow terminal does without, in this order."""
-
-_Cell: TypeAlias = "Callable[[dict[str, Any]], str]"
-
-
-def _fitting(
-    rows: pl.DataFrame, shown: Sequence[dict[str, Any]], columns: int
-) -> tuple[dict[str, _Cell], int, dict[str, int]]:
-    """The columns without intervals that fit beside the others, the blanks between columns, and the widths of the others by
-    head. Blanks go first, then intervals get lines of their own, then columns are left out, as `_LEAST_NEEDED` says."""
-    texts = [[str(cell) for cell in _cells(row)] for row in shown]
-    whole = {"tuner": max((len(cells[0]) for cells in texts), default=0)}
-    least = {"tuner": min(max(whole["tuner"], 8), 20 if columns >= 100 else 8)}
-    for place, head in enumerate(_WITH_INTERVALS, 1):
-        whole[head] = max([11, *(len(cells[place]) for cells in texts)])
-        # Estimate, and interval in brackets: neither is divided.
-        least[head] = max([11, *(len(part) for cells in texts for part in re.split(r" (?=\()", cells[place]))])
-    plain = _plain_columns(rows, columns)
-    least_needed = [h for start in _LEAST_NEEDED for h in plain if h.startswith(start)]
-    on_one_line = {**whole, "tuner": least["tuner"]}
-    for widths, gap, dropped in (
-        (on_one_line, 1, 0),
-        (on_one_line, 0, 0),
-        (least, 1, 0),
-        *((least, 0, dropped) for dropped in range(len(least_needed) + 1)),
-    ):
-        kept = {head: cell for head, cell in plain.items() if head not in least_needed[:dropped]}
-        numbers = [max(*map(len, head.split("\n")), *(len(cell(row)) for row in shown)) for head, cell in kept.items()]
-        # With the last column, a blank before and after each column, and `gap` more of them.
-        left = columns - (sum(widths.values()) + sum(numbers) + 5 + (4 + len(kept)) * (1 + gap) + 1)
-        if left >= 0 and (not gap or columns >= 100):
-            break
-    more = min(max(whole["tuner"] - widths["tuner"], 0), max(left, 0))
-    return kept, gap, {**widths, "tuner": widths["tuner"] + more}
-
-
-_LEADS = {"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}
-
-
-def _plain_columns(rows: pl.DataFrame, columns: int) -> dict[str, Callable[[dict[str, Any]], str]]:
-    """The columns without intervals: by head, the text of a row's cell. A narrow terminal has not all of them."""
-    accuracy, usd = shows_accuracy(rows), shows_usd(rows)
-    found: dict[str, Callable[[dict[str, Any]], str]] = {}
-    if ORACLE in rows["tuner"]:
-        found["regret"] = lambda row: "-" if row["role"] == "oracle" else interval_text(row, "regret", "regret")[0]
-    found["done"] = lambda row: f"{row['reached']}/{row['runs']}"
-    found["re-\nconf"] = lambda row: count(row["reconfigurations"])
-    found["over-\nhead s"] = lambda row: quantity(row["overhead_seconds"])
-    if columns >= 110:
-        found["think-\ning s"] = lambda row: host_seconds(row["thinking_seconds"])
-    found["machine\ns" if columns >= 100 else "mach.\ns"] = lambda row: quantity(row["machine_seconds"])
-    if usd:
-        found["USD"] = lambda row: interval_text(row, "usd", "usd")[0]
-    if not usd or columns >= 100:
-        final = "final_accuracy" if accuracy else "final_loss"
-        found["accu-\nracy" if accuracy else "loss"] = lambda row: quantity(row[final])
-    return found
-
-
-def _cells(row: dict[str, Any]) -> list[Text]:
-    """The tuner, and the columns with intervals."""
-    from rich.text import Text
-
-    def ends(name: str, kind: str, style: str = "") -> Text:
-        shown, interval = interval_text(row, name, kind)
-        return Text.assemble((shown, style), (f" ({interval})" if interval else "", "dim"))
-
-    style = {"faster": "green", "slower": "red"}.get(side_of_reference(row), "")
-    return [
-        Text(row["tuner"], style="bold" if row["standing"] == "leader" else ""),
-        ends("completion_seconds", "completion"),
-        Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
-    ]
-
-
-def count(value: float) -> str:
-    """A mean of whole numbers: whole where it is, else with one digit after the point; a dash where there is none."""
-    return "-" if math.isnan(value) else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
-
-
-def identical(rows: pl.DataFrame) -> list[str]:
-    """Sentences on the tuners of one scenario whose runs are identical to others', which count once."""
-    said = []
-    for (one,), mine in rows.filter(pl.col("role") == "same").group_by(["same_as"], maintain_order=True):
-        why = ", which changes nothing" if one == REFERENCE else ""
-        said.append(f"Same runs as {one}{why}: {', '.join(mine['tuner'])}.")
-    return said
-
-
-def coverage(rows: pl.DataFrame) -> str:
-    """What the intervals of one scenario's rows are worth, in words."""
-    runs = int(rows["runs"].to_numpy().max())
-    best = coverage_limit(runs)
-    if runs == 1:
-        return "none of one seed"
-    return "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"
-
-
-def notes(rows: pl.DataFrame) -> list[str]:
-    """What a reader of one scenario's rows must know: seeds, censoring, reference, oracle, failed runs, who is compared."""
-    present = set(rows["tuner"])
-    runs = int(rows["runs"].to_numpy().max())
-    if runs == 1:
-        sentences = ["One seed: no intervals; a difference may be due to random draws alone. Run more seeds."]
-    else:
-        sentences = [
-            f"Times, ratios: medians over {runs} paired seeds ({coverage(rows)}); else means. Done: target reached."
-        ]
-    if ">" in rows["completion_bound"]:
-        sentences.append("> means: most runs did not reach the target within the budget.")
-    what, better = ("cost", "cheaper") if "usd" in rows["minimise"] else ("time", "faster")
-    if REFERENCE in present:
-        sentences.append(
-            f"Ratio: {what} over that of {REFERENCE}, which keeps the start setting, by seed; below 1 is {better}."
-        )
-    if ORACLE in present:
-        sentences.append(f"Regret: time over that of {ORACLE} (best fixed setting in hindsight, no contestant), minus 1.")
-    failed = [f"{n} ({f} of {r})" for n, f, r in rows.select("tuner", "failed", "runs").iter_rows() if f]
-    if failed:
-        sentences.append(f"Failed runs, left out of times: {', '.join(failed)}.")
-    for column, event in (("diverged", "Diverged"), ("deadlocked", "No worker was left that could push")):
-        if ended := [
-            f"{n} ({e} of {r})" for n, e, r in rows.filter(pl.col(column) > 0).select("tuner", column, "runs").iter_rows()
-        ]:
-            sentences.append(f"{event}: {', '.join(ended)}.")
-    sentences += identical(rows)
-    if runs >= LEAST_BLOCKS:
-        sentences.append(
-            f"Could lead: not told apart from the leader (paired t tests of log {what}s, Holm over pairs, 5 %)."
-        )
-    else:
-        sentences.append("Nothing is told apart with fewer than three seeds.")
-    return sentences
