@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import polars as pl
 
 from reports.figures.gantt import packed_run
 from reports.output.export import markdown
+from reports.output.extension import among_published, published_hosts
 from reports.pages.page import pages, texts
 from reports.verdicts.summary import summary
 from traces import store
@@ -19,14 +22,22 @@ from traces.store import Results, load_results, write_bytes
 __all__ = ["publish"]
 
 
-def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
+def publish(
+    folder: Path, out: Path, *, only_overview: bool = False, onto: Path | None = None, replaced: Collection[str] = ()
+) -> Path:
     """Write the site of the comparison in `folder` to the new folder `out`, and return the path of its first page.
 
     With `only_overview`, a comparison of several scenarios gets no page per scenario. The tables of evaluations and of
     settings, which are most of its bytes, are left out, and the host's times are summed per tuner.
 
-    Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, or where `out` is there already.
+    With `onto`, a published site, its tuners are shown beside those of `folder`, as an overview. The runs of the tuners
+    `replaced` are those of `folder` (`reports.output.extension`).
+
+    Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, where `out` is there already, or
+    where the runs of `folder` do not fit to those of `onto`.
     """
+    if replaced and onto is None:
+        raise ValueError("Cannot replace tuners of no site: name one with --onto.")
     results = load_results(folder)
     if (missing := _missing(results)) is not None:
         raise ValueError(
@@ -35,12 +46,18 @@ def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
         )
     if out.exists():
         raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
+    scenarios = texts(folder)
+    hosts = _host_by_tuner(folder / "host.csv")
+    if onto is not None:
+        own, results = results, among_published(results, folder, scenarios, onto, replaced)
+        hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
+        only_overview = True
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
     try:
         for name, text in pages(
             results,
-            texts(folder),
+            scenarios,
             partial(packed_run, folder),
             first="index.html",
             with_files=False,
@@ -48,9 +65,10 @@ def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
         ).items():
             _write(partly / name, text.encode())
         (partly / "tables").mkdir(parents=True)
-        store.write(pl.concat([results.scores, results.draws]), partly / "tables" / "scores.parquet", SCORES)
+        every = pl.concat([results.scores, results.not_applicable, results.draws])
+        store.write(every, partly / "tables" / "scores.parquet", SCORES)
         if only_overview:
-            _write(partly / "tables" / "host.csv", _host_by_tuner(folder / "host.csv").write_csv().encode())
+            _write(partly / "tables" / "host.csv", hosts.write_csv().encode())
         else:
             store.write(results.evaluations, partly / "tables" / "evaluations.parquet", EVALUATIONS)
             store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
@@ -60,7 +78,7 @@ def publish(folder: Path, out: Path, *, only_overview: bool = False) -> Path:
         _write(partly / "report.md", markdown(results).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
-        _write(partly / "manifest.json", (folder / "manifest.json").read_bytes())
+        _write(partly / "manifest.json", (json.dumps(results.manifest, indent=1) + "\n").encode())
         partly.rename(out)
     finally:
         shutil.rmtree(partly, ignore_errors=True)

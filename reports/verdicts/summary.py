@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ORACLE",
+    "OUTCOME",
     "REFERENCE",
     "SUMMARY",
     "compared",
@@ -116,7 +117,7 @@ _MINIMISED = {"seconds": "completion_seconds", "usd": "usd"}
 
 _UNKNOWN = Interval(math.nan, math.nan, math.nan, "?")
 
-_OUTCOME = (
+OUTCOME = (
     "status",
     "completion_seconds",
     "reconfigurations",
@@ -156,7 +157,7 @@ def same_runs(runs: pl.DataFrame) -> dict[str, str]:
     for name in sorted(by_tuner, key=lambda n: (n != REFERENCE, n)):
         mine = by_tuner[name]
         # Floats as text, where nan equals itself. A run that failed is like no other.
-        key = repr(mine.select("seed", *_OUTCOME).rows()) if "error" not in mine["status"] else name
+        key = repr(mine.select("seed", *OUTCOME).rows()) if "error" not in mine["status"] else name
         if name != ORACLE and found.setdefault(key, name) != name:
             same[name] = found[key]
     return same

@@ -105,12 +105,11 @@ class Waiting:
         training: Training,
         system: SystemModel,
         place: Callable[[], Steps[None]],
-        first: Snapshot | None,
         *,
         cost_rule: bool = True,
     ) -> None:
         self._job, self._training, self._system, self._place = job, training, system, place
-        self._first, self._cost_rule = first, cost_rule
+        self._cost_rule = cost_rule
         # Since the policy was changed: levels, losses on validation data, shares of samples that are right, seconds.
         self.levels, self._validated, self._right, self.times = list[float](), list[float](), list[float](), list[float]()
         self._looser: tuple[Setting, Line] | None = None  # the policy before, and its course
@@ -221,9 +220,8 @@ class Waiting:
             f"all push equally often: losses of {', '.join(missed)}, which push seldom, do not fall as the others' do, and "
             "the target is out of reach without their data"
         )
-        if self._first is not None:  # what was learned so far is wrong for these data
-            self._first = yield from training.return_to(self._first, equal, f"{why}; from the untrained model")
-        else:
+        # What was learned so far is wrong for these data.
+        if not (yield from training.begin_again(equal, f"{why}; from the untrained model")):
             yield from training.change(equal, why)
         self._begin_anew()
         return True
@@ -264,9 +262,7 @@ class Waiting:
         if stricter == self._training.setting:
             return
         why = f"nothing was learned: from the start, with {_gradients(stricter)} gradients at once"
-        if self._first is not None:
-            self._first = yield from self._training.return_to(self._first, stricter, why)
-        else:
+        if not (yield from self._training.begin_again(stricter, why)):
             yield from self._training.change(stricter, why)
         self._looser = None
         self._begin_anew()
@@ -277,9 +273,7 @@ class Waiting:
         why = f"it has diverged: {_gradients(stricter)} gradients at once"
         if self._kept is not None:
             self._kept = yield from training.return_to(self._kept, stricter, why)
-        elif self._first is not None:
-            self._first = yield from training.return_to(self._first, stricter, why)
-        else:
+        elif not (yield from training.begin_again(stricter, why)):
             raise JobOver
         self._looser = None
         self._begin_anew()

@@ -63,7 +63,7 @@ def waiting(made):
     system = SystemModel(made)
     training = Training(made, system)
     training.gauge.begin(3.0)
-    return Waiting(made, training, system, lambda: iter(()), None)
+    return Waiting(made, training, system, lambda: iter(()))
 
 
 def test_half_as_many_gradients_at_once_push_half_as_often_where_machines_are_alike():
