@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from harness.comparison.merge import ComparisonFolder, check_same
-from reports.verdicts.tables import OUTCOME, SUMMARY
+from reports.verdicts.summary import OUTCOME, SUMMARY
 from traces import store
 from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
 from traces.store import Results
