@@ -37,6 +37,7 @@ from tuners.settings import BOUNDED
 
 __all__ = ["Line", "Waiting", "data_differ", "left_out", "seconds_left", "seconds_per_push", "stable_rate"]
 
+_LINE = 3  # windows through which a line with an error can be drawn
 _LEAST = 4  # windows from which a drift is measured
 _NEWEST = 8  # windows that tell it, at most
 _TRIAL = 4  # windows in which fewer gradients at once are tried, at most
@@ -74,6 +75,11 @@ class Line:
         rising, since = slope(times, values), t - t.mean()
         noise = float(np.sqrt(np.sum((y - y.mean() - rising * since) ** 2) / (len(y) - 2)))
         return cls(float(t.mean()), float(y.mean()), rising, noise / float(np.sqrt(np.sum(since**2))), noise)
+
+    @property
+    def falls(self) -> bool:
+        """Whether it falls by more than two standard errors."""
+        return -self.slope > 2 * self.slope_deviation
 
     def at(self, seconds: float) -> float:
         """Where it leads by then; levels that rise are expected to rise no further."""
@@ -186,7 +192,7 @@ class Waiting:
         blank = training.gauge.blank_level
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
         learns = sum(self._right[-2:]) > sum(self._right[:2])
-        if level > blank - _LITTLE * (blank - goal) and -course.slope < 2 * course.slope_deviation and not learns:
+        if level > blank - _LITTLE * (blank - goal) and not (course.falls or learns):
             yield from self._begin_again()
             return
         # The loss tells swings: the share of samples that are right varies by chance, as these are few.
@@ -209,7 +215,10 @@ class Waiting:
     def _include(self) -> Steps[bool]:
         """Let all workers push equally often, if the target needs data that are left out so far; whether this has begun."""
         training, workers = self._training, self._training.setting.workers
-        missed = [] if self._equal else left_out({w: self._own[w] for w in workers})
+        # While the level falls, their data may still be learned: later, as they push seldom.
+        if self._equal or len(self.levels) < _LINE or Line.of(self.times[-_NEWEST:], self.levels[-_NEWEST:]).falls:
+            return False
+        missed = left_out({w: self._own[w] for w in workers})
         if not (missed and training.gauge.needs(len(missed) / len(workers))):
             return False
         start, self._equal = self._job.start, True
