@@ -53,7 +53,7 @@ from traces.store import write_bytes
 __all__ = ["page", "write"]
 
 
-def notes(made: Check) -> list[str]:
+def _notes(made: Check) -> list[str]:
     return [*fitted_to(made), *fit_errors(made), *undivided(made), *simulation_error(made)]
 
 
@@ -144,7 +144,7 @@ def _section(made: Check, name: str) -> _RecordingSection:
     return _RecordingSection(
         title=recording_title(made),
         finding=worst_group(by_group),
-        notes=[f"{why[0].upper()}{why[1:]}." for why in notes(made)],
+        notes=[f"{why[0].upper()}{why[1:]}." for why in _notes(made)],
         kinds=[kind for kind, _ in kinds],
         groups=[_group_row(group, rows, kinds) for group, rows in by_group],
         drawings=_drawings(made, name),
