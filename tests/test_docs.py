@@ -1,18 +1,22 @@
 """The documents are true: README's examples run, links lead somewhere, and make has the targets that are named."""
 
+import importlib
 import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from harness.cli.main import main
+from tests.support.processes import one_process
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -57,18 +61,39 @@ def shell(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def our_command(arguments: list[str], folder: Path) -> str:
-    """Run the command `harness` in this process, which has the libraries and the engine in memory; return what it prints."""
-    printed, said = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that this process is in, as a program that was started there. Comparisons share a process that is there, too.
+
+    A process takes seconds to import the libraries, longer than most examples.
+    """
+    folder = tmp_path_factory.mktemp("room")
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "100")
-        patch.setattr(sys, "path", [*sys.path])  # the command adds the folder
-        status = main(arguments)
-    for name, module in list(sys.modules.items()):  # tuners of this page: another may have a module of the same name
-        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        with one_process():
+            yield folder
+
+
+@pytest.fixture
+def cleared(room: Path) -> Iterator[Path]:
+    """The room, without what an earlier page has left: files, and modules, of which another page may have the same names."""
+    yield room
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(room):
             del sys.modules[name]
-    assert status == 0, f"harness {shlex.join(arguments)}\n{printed.getvalue()}{said.getvalue()}"
+    for left in room.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def our_command(words: list[str]) -> str:
+    """Run `harness ...` or `python -m MODULE ...` in this process; return what it prints."""
+    printed, said = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
+        patch.setattr(sys, "path", [*sys.path])  # the command adds the folder
+        status = main(words[1:]) if words[0] == "harness" else importlib.import_module(words[2]).main(words[3:])
+    assert not status, f"{shlex.join(words)}\n{printed.getvalue()}{said.getvalue()}"
     return printed.getvalue()
 
 
@@ -108,17 +133,33 @@ def test_readme_has_its_examples():
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", PAGES_WITH_EXAMPLES)
-def test_the_examples_of_a_page_run_and_print_what_it_shows(page, tmp_path):
-    """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""
-    folder = desk(page, tmp_path)
-    for program in blocks("python", page):
+def test_the_examples_of_readme_run_as_users_run_them(tmp_path):
+    """In processes of their own."""
+    folder = desk("README.md", tmp_path)
+    for program in blocks("python"):
         shell([sys.executable, "-W", "error", "-c", program], folder)
+    check_commands("README.md", lambda words: shell(words, folder))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in PAGES_WITH_EXAMPLES if page != "README.md"])
+def test_the_examples_of_a_page_run_and_print_what_it_shows(page, cleared):
+    """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""
+    desk(page, cleared)
+    for program in blocks("python", page):
+        exec(compile(program, page, "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102 (our own example)
+    check_commands(page, lambda words: our_command(words) if is_ours(words) else shell(words, cleared))
+
+
+def is_ours(words: list[str]) -> bool:
+    return words[0] == "harness" or words[:2] == ["python", "-m"]
+
+
+def check_commands(page: str, carry_out: Callable[[list[str]], str]) -> None:
+    """Carry out the commands of a page, which must print what it shows."""
     for block in blocks("console", page):
         for command, *shown in (c.splitlines() for c in re.split(r"(?m)^\$ ", block)[1:]):
-            words = shlex.split(command, comments=True)
-            ours = words[0] == "harness" and page != "README.md"  # whose commands run as users run them
-            printed = our_command(words[1:], folder) if ours else shell(words, folder)
+            printed = carry_out(shlex.split(command, comments=True))
             lost = absent(shown, printed) if page in PARTLY_SHOWN else missing(shown, printed)
             assert lost is None, f"{command}\nnot in its place: {lost}\n\n{printed}"
 

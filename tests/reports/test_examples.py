@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import one_process
+
 COLUMNS = "100"  # of a terminal too narrow for the column of thinking, which differs from run to run
 EXAMPLES = Path(__file__).parents[2] / "reports" / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -72,7 +74,9 @@ def test_a_notebook_shows_what_is_stored_in_it(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     notebook = json.loads(path.read_text())
-    for cell, made in zip(cells(notebook), outputs(notebook), strict=True):
+    with one_process():
+        printed = outputs(notebook)
+    for cell, made in zip(cells(notebook), printed, strict=True):
         assert [sorted(o["data"]) for o in cell["outputs"]] == [sorted(o["data"]) for o in made]
         assert text_of(cell["outputs"]) == text_of(made), "".join(cell["source"])
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ import pytest
 from harness.comparison import pool
 from harness.comparison.run_process import Done, Progress, Task
 
-__all__ = ["Lender", "LentPool", "kept_processes", "lender"]
+__all__ = ["Lender", "LentPool", "kept_processes", "lender", "one_process"]
 
 _WorkerPool = pool.WorkerPool
+
+_OURS = {"PYTEST_CURRENT_TEST", "_RJEM_MALLOC_CONF"}
+"""Variables that pytest sets for each test, and Polars for its allocator when it is imported."""
 
 
 class LentPool:
@@ -36,15 +40,18 @@ class LentPool:
 
 
 class Lender:
-    """Lends the same processes to all who work in its folder and environment; others get processes of their own."""
+    """Lends the same processes, at most `most` to each, to all who work in its folder and environment; others get processes
+    of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
         self._surroundings = _surroundings()
         self._pools: dict[tuple[int, str], pool.WorkerPool] = {}
 
     def __call__(self, jobs: int, device: str = "cpu") -> LentPool | pool.WorkerPool:
         if _surroundings() != self._surroundings:
             return _WorkerPool(jobs, device)
+        jobs = min(jobs, self._most)
         if (jobs, device) not in self._pools:
             self._pools[jobs, device] = _WorkerPool(jobs, device)
         return LentPool(self._pools[jobs, device])
@@ -56,7 +63,19 @@ class Lender:
 
 def _surroundings() -> Any:
     """What a new process takes over."""
-    return Path.cwd(), sys.executable, {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    return Path.cwd(), sys.executable, {k: v for k, v in os.environ.items() if k not in _OURS}
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """All comparisons that begin in the folder and environment of now share one process."""
+    lender = Lender(most=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "WorkerPool", lender)
+        try:
+            yield
+        finally:
+            lender.close()
 
 
 @pytest.fixture(scope="session")
