@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulators import jobs, windows
-from simulators.branch import NO_RECORDS, Branch, JobContext, first_branch
+from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, first_branch
 from simulators.branch_costs import copy_bytes, noise_seconds
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
@@ -17,7 +17,7 @@ from simulators.engine.inputs import compute_times, loads
 from simulators.evaluation import evaluation, gradient_noise
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import check_costs
-from simulators.reconfiguration.reconfiguration import Load
+from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
 from simulators.training_time import FOR_EVER, TrainingTime
 from tuners import policies
 from tuners.actions import (
@@ -30,6 +30,7 @@ from tuners.actions import (
     GradientNoise,
     Install,
     MeasureNoise,
+    Method,
     Reconfigure,
     Rejected,
     Run,
@@ -70,7 +71,9 @@ class SimulatedSystem:
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
         block_bytes = workload.demand.sample_bytes * workload.samples / blocks
-        load = Load(self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0, hottest=self.job.hottest)
+        self._load = Load(
+            self.job.model_bytes, blocks, block_bytes, has_tables=self.job.blocks > 0, hottest=self.job.hottest
+        )
         try:
             self.job.space.check(start)
             check_nodes(start, self.job, self._control.available)
@@ -83,7 +86,7 @@ class SimulatedSystem:
         except Rejected as error:
             raise ValueError(f"Scenario {spec.name!r} cannot start: {error}") from error
         self._branches, self._next_branch = {0: first}, 1
-        self._time = TrainingTime(first, self._control, load, spec.costs, spec.budget_seconds)
+        self._time = TrainingTime(first, self._control, self._load, spec.costs, spec.budget_seconds)
 
     @property
     def now(self) -> float:
@@ -173,7 +176,7 @@ class SimulatedSystem:
         self._check_free(branch, f"reconfigure branch {action.branch}")
         setting = admitted(action.setting, branch.setting, self.job, self._control.available)
         prepared = self._context.prepare(setting, policy_of(setting, branch.setting, branch.policy))
-        begun = self._time.begin(branch, prepared, method, waited=action.wait)
+        begun = self._begin(branch, prepared, method, waited=action.wait)
         if begun is None or not action.wait:
             return Cost(seconds=0.0, stall_seconds=0.0)
         # Where no worker trains anyway, the reconfiguration may end after the budget.
@@ -182,6 +185,21 @@ class SimulatedSystem:
         return (
             self._time.waited_cost if self._time.reconfiguration is None else self._time.reconfiguration.cost(self._time.now)
         )
+
+    def _begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
+        """Begin to put `branch` under a setting and a policy; None where that has happened in place.
+
+        In place, mini-batches in progress continue, and a new policy releases those that wait.
+        """
+        reconfiguration = Reconfiguration(
+            branch, self._control, self._load, self._costs, target=prepared, method=method, waited=waited
+        )
+        if reconfiguration.in_place:
+            self._time.resume(branch)
+            branch.change_in_place(prepared, self._control.disturbance, self._time.now)
+            return None
+        self._time.begin(reconfiguration)
+        return reconfiguration
 
     def _install(self, action: Install) -> None:
         branch = branch_of(self._branches, action.branch)
@@ -212,7 +230,7 @@ class SimulatedSystem:
         child = parent.snapshot(testing=action.testing)
         number, self._next_branch = self._next_branch, self._next_branch + 1
         self._branches[number] = child
-        if self._time.begin(child, prepared, "checkpoint", waited=True) is not None:
+        if self._begin(child, prepared, "checkpoint", waited=True) is not None:
             self._time.train_unreported(child, np.inf, change_only=True)
         return number
 

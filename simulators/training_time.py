@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.branch import NO_RECORDS, Branch, PreparedSetting
+from simulators.branch import NO_RECORDS, Branch
 from simulators.branch_costs import refill_seconds
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
-from tuners.actions import Cost, Method
+from tuners.actions import Cost
 
 __all__ = ["FOR_EVER", "TrainingTime"]
 
@@ -41,7 +41,7 @@ class TrainingTime:
             self._cached = branch
             self.pass_seconds(refill_seconds(branch))
 
-    def _resume(self, branch: Branch) -> None:
+    def resume(self, branch: Branch) -> None:
         """Shift a branch's clock to now; another one may have trained last."""
         branch.resume_at(self.now, self._latest)
         self._latest = branch
@@ -50,7 +50,7 @@ class TrainingTime:
         """Resume a branch that has not trained for a while; if nodes are lost meanwhile, begin to recover."""
         if self.reconfiguration is None and not np.array_equal(branch.inputs.slowdown, self._control.disturbance.slowdown):
             branch.catch_up(branch.until_seconds)  # what was done until then is done at the old speed
-        self._resume(branch)
+        self.resume(branch)
         self._apply_effects(branch)
         if lost := self.lost(branch):
             branch.catch_up(self.now)
@@ -126,7 +126,7 @@ class TrainingTime:
         written, branch.until_seconds = branch.checkpoint(), self.now
         seconds = self._load.model_bytes / self._costs.checkpoint_bytes_per_second
         self.pass_seconds(seconds)
-        self._resume(branch)
+        self.resume(branch)
         complete = not self.lost(branch) & frozenset(branch.setting.servers)
         branch.keep(written if complete else None, self.now)
         branch.changes.append(
@@ -166,27 +166,17 @@ class TrainingTime:
             branch.mark_deadlocked()
             self._end_reconfiguration()
 
-    def begin(self, branch: Branch, prepared: PreparedSetting, method: Method, *, waited: bool) -> Reconfiguration | None:
-        """Begin to put `branch` under a setting and a policy; None where that has happened in place.
-
-        In place, mini-batches in progress continue, and a new policy releases those that wait.
-        """
-        reconfiguration = Reconfiguration(
-            branch, self._control, self._load, self._costs, target=prepared, method=method, waited=waited
-        )
-        if reconfiguration.in_place:
-            self._resume(branch)
-            branch.change_in_place(prepared, self._control.disturbance, self.now)
-            return None
+    def begin(self, reconfiguration: Reconfiguration) -> None:
+        """Begin to carry out a reconfiguration that takes steps."""
+        branch = reconfiguration.branch
         # First the branch moves into the workers' caches, which takes time; only then it is known when the steps begin.
         self.switch_to(branch)
-        self._resume(branch)
+        self.resume(branch)
         branch.catch_up(self.now)
         branch.disturb(self._control.disturbance)
         reconfiguration.begin(self.now)
         self.reconfiguration = reconfiguration
         self._progress(branch, None)
-        return reconfiguration
 
     def _end_reconfiguration(self) -> None:
         ended, self.reconfiguration = self.reconfiguration, None
