@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -39,6 +40,22 @@ _AWAKE = Sleeper(0.0, 0.0)
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
+
+
+class _Node(msgspec.Struct):
+    """What calibration reads of a node in a run's extras."""
+
+    nic_bytes_per_second: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    link_delay_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class _Extras(msgspec.Struct):
+    """What calibration reads of a run's extras, and of which type; other keys may hold anything."""
+
+    nodes: dict[str, _Node] = {}
+    total_batch_size: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    n_stragglers: float | None = None
+    straggler_delay_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,8 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     else:
         rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings))
         rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(settings)))
+        if not rates.height and (several := settings.filter(pl.col("run").is_duplicated())["run"].n_unique()):
+            caveats.append(f"{several} runs with several settings have totals only, and are left out: record progress")
         runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
         if not rates.height and runs.height:
             names = ", ".join(sorted(set(runs["workload"].drop_nulls())))
@@ -148,15 +167,17 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     """The settings of the runs, with each run's workload, without settings that the simulator cannot represent."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
+    _check_extras(runs)
     slowed = [r["run"] for r in runs.to_dicts() if _unknown_stragglers(json.loads(r["extras"]))]
     if slowed:
         caveats.append(
             f"{len(slowed)} runs with stragglers are left out: the trace does not say by how much their links were delayed, "
             "or when"
         )
-    made = tables["settings"].filter(pl.col("workers") >= 1, pl.col("servers") >= 1)
-    if made.height < tables["settings"].height:
-        missing = tables["settings"].height - made.height
+    given = tables["settings"].unique(maintain_order=True)
+    made = given.filter(pl.col("workers") >= 1, pl.col("servers") >= 1)
+    if made.height < given.height:
+        missing = given.height - made.height
         caveats.append(f"{missing} settings without workers and servers, or without their numbers, are left out")
     strange = made.filter(~pl.col("policy").is_in(policies.names()))["policy"]
     if len(strange):
@@ -186,6 +207,15 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         )
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
+
+
+def _check_extras(runs: pl.DataFrame) -> None:
+    """Raise ValueError, naming run and key, for extras that calibration cannot read."""
+    for run, text in runs.select("run", "extras").iter_rows():
+        try:
+            msgspec.json.decode(text, type=_Extras)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"Cannot read the extras of run {run!r}: {error}; correct it, or leave it out.") from None
 
 
 def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> Row:

@@ -481,6 +481,33 @@ def test_batches_that_are_none_are_refused(sizes):
         read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10}], [given]))
 
 
+@pytest.mark.parametrize(
+    ("extras", "why"),
+    [
+        ('{"nodes": [1]}', "`object`, got `array` - at `$.nodes`"),
+        ('{"nodes": {"n0": {"nic_bytes_per_second": 0}}}', "nic_bytes_per_second"),
+        ('{"n_stragglers": "two", "straggler_delay_ms": 10}', "n_stragglers"),
+        ('{"total_batch_size": "many"}', "total_batch_size"),
+    ],
+)
+def test_extras_that_cannot_be_read_are_named(extras, why):
+    """Before, two of them ended in a traceback, and two in a message that named no run."""
+    given = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp"}
+    with pytest.raises(
+        ValueError, match=f"Cannot read the extras of run 'a'.*{re.escape(why)}.*correct it, or leave it out"
+    ):
+        read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10, "extras": extras}], [given]))
+
+
+def test_a_setting_that_is_given_twice_counts_once_and_totals_of_several_are_said():
+    one = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}
+    other = one | {"run": "b"}
+    runs = [{"run": name, "workload": "x", "seconds": 10.0, "steps": 10} for name in "ab"]
+    found = read_tables(tables(runs, [one, one, other, other | {"seconds": 5.0, "workers": 3}]))
+    assert [r.run for r in found.rows] == ["a"]
+    assert found.caveats == ("1 runs with several settings have totals only, and are left out: record progress",)
+
+
 def test_steps_and_seconds_are_enough_of_progress():
     settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8}]
     progress = [{"run": "a", "seconds": 2.0 * i, "steps": 10 * i} for i in range(8)]
