@@ -332,7 +332,9 @@ class Branch:
         """Begin the policy anew; the workers in `release` [k] begin a mini-batch, and compute `offsets` seconds longer."""
         longer = np.zeros(len(self.context.job.nodes)) if offsets is None else offsets
         begun, released = self.policy.init(self._with_work), np.asarray(release) & self._with_work
-        self.state = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
+        launched = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
+        # Wait for the gradients: where the job ends here, the process may exit, and a process that still computes crashes.
+        self.state = jax.block_until_ready(launched)  # type: ignore[no-untyped-call]
 
     @property
     def _with_work(self) -> NDArray[np.bool_]:

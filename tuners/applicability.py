@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tuners.actions import Job, TunerFactory
 
-__all__ = ["no_knob_is_free", "nothing_to_tune", "nothing_to_tune_if", "policy_cannot_be_installed"]
+__all__ = ["learns_nothing", "no_knob_is_free", "nothing_to_tune", "nothing_to_tune_if", "policy_cannot_be_installed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +54,11 @@ def nothing_to_tune(factory: TunerFactory, job: Job) -> str:
         return ""
     known = signature(reason).parameters
     return str(reason(job, **{name: value for name, value in options.items() if name in known}))
+
+
+def learns_nothing(job: Job, so: str) -> str:
+    """Why a tuner of what is learned has nothing to tune: a job that only counts learns nothing, `so` ...; "" for others."""
+    return f"This job counts {job.target.metric}: {so}." if job.target.counts else ""
 
 
 def no_knob_is_free(job: Job) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import NamedTuple
 
-__all__ = ["near_keys", "near_names"]
-
+__all__ = ["UnknownKey", "near_keys", "near_names", "unknown_key"]
 
 _MANY = 12  # names that are too many for a message, where a command shows them
 
@@ -24,12 +24,25 @@ def near_names(name: str, known: Iterable[str], *, shown_by: str = "") -> str:
     return f"choose one of {', '.join(names)}."
 
 
+class UnknownKey(NamedTuple):
+    """A key that a table of a file has, and its format does not."""
+
+    key: str
+    path: str  # of the table, as in "cluster.nodes[0]"; "" for the outermost
+
+
+def unknown_key(message: str) -> UnknownKey | None:
+    """What msgspec's `message` about a table says of an unknown key; None where it is about something else."""
+    found = re.match(r"Object contains unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", message)
+    return UnknownKey(found[1], found[2] or "") if found else None
+
+
 def near_keys(message: str, keys: Mapping[str, Iterable[str]]) -> str:
     """msgspec's message about a table, with advice where it is about an unknown key; `keys` of the table "" itself, and of
     the tables in it by their key."""
-    unknown = re.match(r"Object contains unknown field `(.*?)`(?: - at `\$\.(\w+))?", message)
-    if not unknown or (within := unknown[2] or "") not in keys:
+    unknown = unknown_key(message)
+    if not unknown or (within := re.split(r"[.\[]", unknown.path)[0]) not in keys:
         return message
     place = f"{within} has" if within else "there is"
     nested = [f"{table}.{key}" for table, names in keys.items() if table for key in names] if not within else []
-    return f"{place} no key {unknown[1]!r}; {near_names(unknown[1], [*keys[within], *nested])}"
+    return f"{place} no key {unknown.key!r}; {near_names(unknown.key, [*keys[within], *nested])}"

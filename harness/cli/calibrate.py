@@ -152,7 +152,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _fidelity(options: argparse.Namespace) -> int:
     from harness import program_cache
     from harness.cli.display import stages
-    from reports import fidelity
+    from reports.fidelity import fidelity_page, fidelity_table
     from simulators.calibration.selection import EVERYTHING
     from simulators.calibration.validation import Ablation, ablated, check, lacking
 
@@ -174,9 +174,9 @@ def _fidelity(options: argparse.Namespace) -> int:
             without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
             checks.append(replace(made, ablations=without))
     checks += _of_others(options) if options.fit else []
-    for table in fidelity.tables(checks):
+    for table in fidelity_table.tables(checks):
         _say(table)
-    _say(f"The page: {fidelity.write(options.out, checks, findings)}")
+    _say(f"The page: {fidelity_page.write(options.out, checks, findings)}")
     return 0
 
 

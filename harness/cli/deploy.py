@@ -265,10 +265,10 @@ class _Stop:
 
 def _winner(folder: Path, scenario: Scenario) -> str:
     """The winner on `scenario` of the comparison in `folder`. Raises ValueError if there is none."""
-    from reports import tables
+    from reports.verdicts.summary import summary, winner
     from traces import store
 
-    name = tables.winner(tables.summary(store.load_results(folder)), scenario.name)
+    name = winner(summary(store.load_results(folder)), scenario.name)
     kept = folder / "scenarios" / f"{scenario.name}.toml"
     if not kept.is_file() or kept.read_text("utf-8") != scenario.text:
         raise ValueError(

@@ -49,7 +49,7 @@ def importing_reports() -> Iterator[None]:
 
 
 def _import_reports() -> None:
-    for name in ("reports.page", "reports.terminal", "scipy.stats"):
+    for name in ("reports.pages.page", "reports.output.terminal", "scipy.stats"):
         with suppress(Exception):  # `conclude` imports it again, and says what is wrong
             import_module(name)
 
@@ -57,7 +57,9 @@ def _import_reports() -> None:
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:
     """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the
     folder of that name in `out`."""
-    from reports import live, page, terminal
+    from reports.fidelity import live
+    from reports.output import terminal
+    from reports.pages import page
     from traces.store import load_results
 
     results = load_results(out)
@@ -70,7 +72,7 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
 
 def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:
     """Write the files that `harness report` was asked for beside the page."""
-    from reports import export as files
+    from reports.output import export as files
 
     written = []
     if csv:

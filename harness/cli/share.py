@@ -18,7 +18,8 @@ version of the harness, another text of one scenario, or another outcome of one 
 _PUBLISH = """\
 Make a static site of a finished comparison: an overview, a page per scenario, and the tables
 as Parquet and CSV. It needs no server and no network, and does not contain the files of
-single runs."""
+single runs. With --onto, your tuners are shown beside those of a published site, whose
+runs need not be made again: play yours, and fixed, on scenarios of the site."""
 
 
 def add_merge(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -39,14 +40,22 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="of several scenarios: no page per scenario, and no tables of evaluations and settings (small enough for git)",
     )
+    parser.add_argument("--onto", type=Path, metavar="SITE", help="a published site: show its tuners, too, as an overview")
+    parser.add_argument(
+        "--replace",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="TUNER,...",
+        help="tuners of that site whose runs do not count any more; yours do",
+    )
     parser.set_defaults(run=_publish)
 
 
 def _merge(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.merge import merge
-    from reports import page
-    from reports.terminal import show
+    from reports.output.terminal import show
+    from reports.pages import page
     from traces.store import load_results
 
     out, console = merge(options.folders, options.out), terminal()
@@ -57,9 +66,8 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
-    from reports.site import publish
+    from reports.output.site import publish
 
-    terminal().print(
-        f"The site: {publish(options.folder, options.out, only_overview=options.overview)}", highlight=False, soft_wrap=True
-    )
+    site = publish(options.folder, options.out, only_overview=options.overview, onto=options.onto, replaced=options.replace)
+    terminal().print(f"The site: {site}", highlight=False, soft_wrap=True)
     return 0

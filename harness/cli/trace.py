@@ -184,7 +184,7 @@ def _replayed(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal, watching
     from harness.comparison.compare import compare
     from harness.scenario import load
-    from reports import replayed
+    from reports.fidelity import replayed
     from traces.store import load_results
 
     scenarios = [load(name) for name in options.scenarios]

@@ -55,10 +55,10 @@ class Comparison:
         self.__post_init__()
 
     def summary(self) -> pl.DataFrame:
-        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.tables.SUMMARY`)."""
-        from reports import tables
+        """One row per scenario and tuner: medians, 95 % intervals, ratios to `fixed` (`reports.verdicts.summary`)."""
+        from reports.verdicts.summary import summary
 
-        return tables.summary(store.load_results(self.folder))
+        return summary(store.load_results(self.folder))
 
     @property
     def plot(self) -> ComparisonPlots:
@@ -70,7 +70,7 @@ class Comparison:
 
         With several scenarios it is an overview, and a page per scenario is written to the folder `pages` beside it.
         """
-        from reports import page
+        from reports.pages import page
 
         shutil.copyfile(page.write(self.folder), path)
         if (self.folder / "pages").is_dir():
@@ -95,7 +95,7 @@ class Comparison:
     def _answer(self, *, as_html: bool) -> str:
         from rich.console import Console
 
-        from reports import terminal
+        from reports.output import terminal
 
         out = io.StringIO()
         columns = _COLUMNS if as_html else max(80, shutil.get_terminal_size((_COLUMNS, 24)).columns)
@@ -125,8 +125,8 @@ class ComparisonPlots:
 
         The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
         """
-        from reports.facts import target_of
         from reports.figures.progress import learning_curves
+        from reports.pages.facts import target_of
 
         name = self._scenario(scenario)
         evaluations = self._here(self._of.evaluations, name)

@@ -15,15 +15,15 @@ from harness.comparison.results import DIED, assemble
 from traces import store
 from traces.schema import KEYS
 
-__all__ = ["merge"]
+__all__ = ["ComparisonFolder", "check_same", "merge"]
 
 _SAME = {"harness": None, "schema": None, "device": "cpu"}
 """Keys of the manifest that must be equal, and what a manifest without the key means: others may give other bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """One of the folders to be joined."""
+class ComparisonFolder:
+    """One of the folders to be joined: its path, its manifest, and its scenarios."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -42,7 +42,7 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
         raise ValueError(f"Cannot merge into {out}: it is there already. Name another folder with --out.")
     parts = [_part(folder) for folder in folders]
     for part in parts[1:]:
-        _check_same(parts[0], part)
+        check_same(parts[0], part)
     runs = _runs(parts)
     manifest = _manifest(parts)
     partly = out.with_name(f".{out.name}.partly")
@@ -64,7 +64,7 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _part(folder: Path) -> _Part:
+def _part(folder: Path) -> ComparisonFolder:
     manifest = store.read_manifest(folder)
     texts = {}
     for name in manifest.get("scenarios", []):
@@ -74,10 +74,10 @@ def _part(folder: Path) -> _Part:
         texts[name] = path.read_bytes()
     if not (folder / "host.csv").is_file() or not (folder / "runs").is_dir():
         raise ValueError(f"Cannot merge {folder}: it has no finished run. Go on with it by `harness compare --resume`.")
-    return _Part(folder, manifest, texts)
+    return ComparisonFolder(folder, manifest, texts)
 
 
-def _check_same(first: _Part, other: _Part) -> None:
+def check_same(first: ComparisonFolder, other: ComparisonFolder) -> None:
     """Raise ValueError, naming what differs, where two parts cannot be one comparison."""
     for key, default in _SAME.items():
         if (a := first.manifest.get(key, default)) != (b := other.manifest.get(key, default)):
@@ -90,7 +90,7 @@ def _check_same(first: _Part, other: _Part) -> None:
             raise ValueError(f"Cannot merge {other.folder} with {first.folder}: scenario {name!r} differs, {where}.")
 
 
-def _difference(first: _Part, other: _Part, name: str) -> str:
+def _difference(first: ComparisonFolder, other: ComparisonFolder, name: str) -> str:
     """The first line in which a scenario's texts differ, in words."""
     ours, theirs = (part.scenarios[name].decode("utf-8", "replace").splitlines() for part in (first, other))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=False), start=1):
@@ -99,7 +99,7 @@ def _difference(first: _Part, other: _Part, name: str) -> str:
     return f"in its length: {len(theirs)} lines there and {len(ours)} here"
 
 
-def _runs(parts: Sequence[_Part]) -> dict[Path, Path]:
+def _runs(parts: Sequence[ComparisonFolder]) -> dict[Path, Path]:
     """The folder of every run to be copied, by its place below the results folder."""
     found: dict[Path, Path] = {}
     for part in parts:
@@ -115,7 +115,7 @@ def _runs(parts: Sequence[_Part]) -> dict[Path, Path]:
     return found
 
 
-def _run_folders(part: _Part) -> Iterator[Path]:
+def _run_folders(part: ComparisonFolder) -> Iterator[Path]:
     """Every run that is complete: not one whose process died."""
     for name in part.scenarios:
         for run in sorted((part.folder / "runs" / name).glob("*/*")):
@@ -123,7 +123,7 @@ def _run_folders(part: _Part) -> Iterator[Path]:
                 yield run
 
 
-def _manifest(parts: Sequence[_Part]) -> dict[str, Any]:
+def _manifest(parts: Sequence[ComparisonFolder]) -> dict[str, Any]:
     """The first manifest with the scenarios, tuners and seeds of all."""
     made = dict(parts[0].manifest)
     for key in ("scenarios", "tuners", "oracles"):

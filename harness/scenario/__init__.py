@@ -7,7 +7,8 @@ from typing import Any
 
 from harness.scenario.building import scenario as _built
 from harness.scenario.description import Scenario
-from harness.scenario.scenario import embedded, job, load, matching, parse, show, system, workload_of
+from harness.scenario.from_tables import workload_of
+from harness.scenario.scenario import embedded, job, load, matching, parse, show, system
 
 __all__ = ["Scenario", "embedded", "job", "load", "matching", "parse", "show", "system", "workload_of"]
 

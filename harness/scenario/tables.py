@@ -25,7 +25,7 @@ from simulators.cluster.conditions import (
 )
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
-from tuners.near_names import near_names
+from tuners.near_names import near_names, unknown_key
 
 __all__ = [
     "MOST_SEEDS",
@@ -293,11 +293,11 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
     value = _value(given, path.rstrip("`"))
     path = re.sub(r"\[[^\]]*\]", "", path.rstrip("`"))
     path = (root + path).strip(".")
-    unknown = re.search(r"unknown field `(.*)`", said)
-    if unknown and kind is RecordedTables and not path:
-        return f"{_place(path, unknown[1])}: recorded runs say that themselves; leave it out."
-    if unknown:
-        return f"{_place(path, unknown[1])}: there is no such key; {_advice(path, unknown[1])}"
+    if unknown := unknown_key(message):
+        place = _place(path, unknown.key)
+        if kind is RecordedTables and not path:
+            return f"{place}: recorded runs say that themselves; leave it out."
+        return f"{place}: there is no such key; {_advice(path, unknown.key)}"
     missing = re.search(r"missing required field `(.*)`", said)
     if missing:
         which = "every scenario of recorded runs" if kind is RecordedTables else "every scenario"

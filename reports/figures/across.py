@@ -10,9 +10,10 @@ from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from reports.arenas import Arenas, profile
 from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.tables import REFERENCE, relative
+from reports.verdicts.arenas import Arenas, profile
+from reports.verdicts.numbers import relative
+from reports.verdicts.summary import REFERENCE
 
 __all__ = ["heat_map", "mean_ratios", "performance"]
 

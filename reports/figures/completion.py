@@ -10,13 +10,13 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.tables import ORACLE, REFERENCE
+from reports.verdicts.summary import ORACLE, REFERENCE
 
 __all__ = ["completion_times"]
 
 
 def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing:
-    """Median and interval per tuner, with every run, from one scenario's rows of `tables.summary` and `scores`."""
+    """Median and interval per tuner, with every run, from one scenario's rows of `summary.summary` and `scores`."""
     budget = float(rows["budget_seconds"].to_numpy().max())
     tuners = rows["tuner"].to_list()
     with canvas(0.8 + 0.36 * len(tuners), left=label_inches(tuners)) as figure:

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.transforms import Transform, offset_copy
 
 from reports.figures.drawing import BLUE, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.tables import ORACLE, REFERENCE, quantity
+from reports.verdicts.numbers import quantity
+from reports.verdicts.summary import ORACLE, REFERENCE
 
 __all__ = ["TIME_SPLIT", "pareto", "split_of", "time_split"]
 
@@ -30,7 +31,7 @@ _PARTS = (("training", BLUE), ("trial", _PURPLE), ("stall", ORANGE), ("thinking"
 
 
 def split_of(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
-    """What the time of each tuner was spent on: means over the runs that did not fail, from rows of `tables.summary`.
+    """What the time of each tuner was spent on: means over the runs that did not fail, from rows of `summary.summary`.
 
     A run that did not reach its target counts its budget. Columns: `TIME_SPLIT`.
     """

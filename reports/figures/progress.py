@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reports.figures.drawing import BLUE, COLORS, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, logarithmic
 from reports.figures.settings_over_time import typical_seed
-from reports.tables import ORACLE, REFERENCE
+from reports.verdicts.summary import ORACLE, REFERENCE
 
 __all__ = ["learning_curves", "median_curve", "progress"]
 
@@ -44,7 +44,7 @@ def progress(
 ) -> Drawing | None:
     """All tuners of one scenario in one plot of `metric` over time, zoomed to where the target is reached.
 
-    `rows` are those of `tables.summary`. None where no tuner has a finite value.
+    `rows` are those of `summary.summary`. None where no tuner has a finite value.
     """
     finite = evaluations.filter(pl.col(metric).is_finite())
     lines = _lines(rows)

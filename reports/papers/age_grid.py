@@ -30,7 +30,7 @@ from scipy.stats import ttest_ind
 
 import harness.scenario as scenario
 from harness.drive import play
-from reports.statistics import LEVEL, holm, paired_t
+from reports.verdicts.statistics import LEVEL, holm, paired_t
 from tuners.actions import Pushes, Setting, Window
 from tuners.ages import Ages, ages
 from tuners.baselines.fixed import fixed

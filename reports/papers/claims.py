@@ -10,7 +10,7 @@ from typing import Literal
 
 import polars as pl
 
-from reports.tables import relative
+from reports.verdicts.numbers import relative
 
 __all__ = ["CLOSE", "COLUMNS", "RULES", "VERDICTS", "Claim", "Verdict", "frame", "headline", "shown"]
 

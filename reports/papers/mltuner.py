@@ -40,7 +40,7 @@ from reports.papers.mltuner_runs import (
     trial_shares,
     variation,
 )
-from reports.statistics import Bounds, censored, compare, median_interval, paired_t, ratios
+from reports.verdicts.statistics import Bounds, censored, compare, median_interval, paired_t, ratios
 
 __all__ = ["PUBLISHED", "main", "whole_run"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from harness.drive import Outcome, Played, drive
 from harness.scenario import Scenario, scenario
 from harness.score import score
-from reports.statistics import Bounds, Interval, censored, median_interval
+from reports.verdicts.statistics import Bounds, Interval, censored, median_interval
 from traces.exchanges import Exchange
 from tuners import resolve
 from tuners.actions import Action, Evaluate, Evaluation, Fork, Job, Run, System, Target, Tuner

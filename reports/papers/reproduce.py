@@ -21,8 +21,8 @@ from reports.papers import bespoke_bo, grid, mltuner, mltuner_runs, rlp, rlp_run
 from reports.papers import cruise_and_bo_online as online
 from reports.papers.claims import RULES, Claim, frame, headline, shown
 from reports.papers.cruise_reach import MODELS
-from reports.rendering import fill
-from reports.statistics import Bounds, coverage_limit, median_interval, ratios
+from reports.templates.rendering import fill
+from reports.verdicts.statistics import Bounds, coverage_limit, median_interval, ratios
 from traces.store import write_bytes
 from tuners import policies
 from tuners.actions import Method

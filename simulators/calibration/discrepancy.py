@@ -73,16 +73,16 @@ class Discrepancy(NamedTuple):
 
 
 def positions(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Where settings are: logarithms of their numbers, and of how unlike their links and speeds are, [n, 7]."""
+    """Where settings are: logarithms of their numbers, and of how unlike their links, speeds and batches are, [n, 8]."""
 
     def ratio(values: Sequence[float]) -> float:
         return max(values) / max(min(values), 1e-9) if values else 1.0
 
-    each = [
-        (r.workers, r.servers, r.batch_size, max(r.intra_threads, 1), r.transfer_bits, ratio(r.nics), ratio(r.speeds))
-        for r in rows
-    ]
-    return np.log(np.array(each, dtype=np.float64).reshape(-1, 7))
+    def unlike(row: Row) -> list[float]:
+        return [ratio(values) for values in (row.nics, row.speeds, row.batch_sizes)]
+
+    each = [(r.workers, r.servers, r.batch_size, max(r.intra_threads, 1), r.transfer_bits, *unlike(r)) for r in rows]
+    return np.log(np.array(each, dtype=np.float64).reshape(-1, 8))
 
 
 def _processes() -> Iterator[tuple[float, float]]:

@@ -33,6 +33,7 @@ from simulators.calibration.model import (
     Constants,
     Estimate,
     Row,
+    common_guess,
     plant,
     simulated,
     simulated_seconds,
@@ -195,6 +196,9 @@ def fit(
     """
     machines = max(r.workers + r.servers for r in rows)
     rows = [replace(r, machines=machines) for r in rows]
+    if any(r.batch_sizes for r in rows):
+        # Without a guess of what does not grow with the batch, workers with small batches look slow in the first fit.
+        rows = list(with_speeds(rows, common_guess(rows)))
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
     refused = {name: why for name, why in _not_measured(rows).items() if name not in without}
     names = [name for name in _MEASUREMENTS if name not in refused and name not in without]
@@ -288,9 +292,8 @@ def slopes(found: Fit, rows: Sequence[Row]) -> NDArray[np.float64]:
 
 def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
     """Constants whose knob did not vary, or whose time was not recorded, and the reason for each."""
-    vary = {
-        name: len({getattr(r, name) for r in rows}) > 1 for name in ("batch_size", "intra_threads", "servers", "workers")
-    }
+    vary = {name: len({getattr(r, name) for r in rows}) > 1 for name in ("intra_threads", "servers", "workers")}
+    vary["batch_size"] = len({size for r in rows for size in r.batches}) > 1
     parts = any(r.has_parts for r in rows)
     barrier = {r.barrier for r in rows}
     refused = {}

@@ -33,6 +33,7 @@ __all__ = [
     "Row",
     "WorkerTime",
     "cluster",
+    "common_guess",
     "demand",
     "node_type",
     "over_seeds",
@@ -73,7 +74,7 @@ class Row:
     workers: int
     servers: int
     cycle_seconds: float  # from one push of a worker to its next: workers / pushes per second
-    batch_size: int = 1  # of one worker
+    batch_size: int = 1  # of one worker; the mean, where these differ
     intra_threads: int = 0  # 0: one per core
     inter_threads: int = 0
     transfer_bits: int = 32
@@ -85,6 +86,7 @@ class Row:
     delays: tuple[float, ...] = ()  # seconds, one way, of the links of the same machines as `nics`; (): none
     sleeps: tuple[Sleeper, ...] = ()  # of the workers, in every mini-batch; (): none has any
     model_shares: tuple[float, ...] = ()  # of the model, per server, sum 1; (): equal shares
+    batch_sizes: tuple[int, ...] = ()  # of each worker; (): all have `batch_size`
     worker_times: tuple[WorkerTime, ...] = ()
     compute_seconds: float = math.nan
     pull_seconds: float = math.nan
@@ -124,6 +126,11 @@ class Row:
         return max(self.model_shares, default=1.0 / self.servers)
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """Samples in a mini-batch of each worker."""
+        return self.batch_sizes or (self.batch_size,) * self.workers
+
+    @property
     def barrier(self) -> bool:
         """Whether all workers wait for each other."""
         return self.policy == "bsp" or (self.policy == "ssp" and self.staleness == 0)
@@ -158,16 +165,17 @@ class Row:
 def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, ...]:
     """The rows with each worker's speed over that of the median worker: a mean over the run's rows, weighted by pushes.
 
-    `common_seconds` of the compute time do not depend on speed. The workers of a row count as equal if they differ by less
-    than 5 %, or by what chance does to machines that are equal (chi-squared test of homogeneity): of ten equal workers with
-    few mini-batches each, two are almost always 5 % apart.
+    `common_seconds` of the compute time depend neither on speed nor on the samples in a mini-batch. The workers of a row
+    count as equal if they differ by less than 5 %, or by what chance does to machines that are equal (chi-squared test of
+    homogeneity): of ten equal workers with few mini-batches each, two are almost always 5 % apart.
     """
     found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}  # speed, its standard error, pushes
     for row in rows:
-        own = {t.worker: max(t.seconds - common_seconds, 0.05 * t.seconds) for t in row.worker_times}
+        own = _own_seconds(row, common_seconds)
         for time in row.worker_times:
-            ratio = float(np.median(list(own.values()))) / own[time.worker]
-            found.setdefault((row.run, time.worker), []).append((ratio, ratio * time.error / own[time.worker], row.pushes))
+            seconds, error = own[time.worker]
+            ratio = float(np.median([s for s, _ in own.values()])) / seconds
+            found.setdefault((row.run, time.worker), []).append((ratio, ratio * error / seconds, row.pushes))
     speed = {}
     for key, seen in found.items():
         ratios, errors, pushes = np.array(seen).T
@@ -178,6 +186,35 @@ def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, 
         mine = [speed[row.run, t.worker] for t in row.worker_times]
         made.append(replace(row, speeds=() if len(mine) != row.workers or _equal(mine) else tuple(s for s, _ in mine)))
     return tuple(made)
+
+
+def common_guess(rows: Sequence[Row]) -> float:
+    """Seconds of computing that do not grow with the batch: those without which a sample takes the median worker of every
+    row about as long. 0 if no worker was timed."""
+    timed = [row for row in rows if row.worker_times]
+    if not timed:
+        return 0.0
+
+    def differs(common_seconds: float) -> float:
+        each: dict[int, list[float]] = {}  # by threads, which decide how long a sample takes
+        for row in timed:
+            sizes = row.batches if len(row.worker_times) == row.workers else (row.batch_size,) * len(row.worker_times)
+            own = [(t.seconds - common_seconds) / size for t, size in zip(row.worker_times, sizes, strict=True)]
+            each.setdefault(row.intra_threads, []).append(math.log(float(np.median(own))))
+        return sum(float(np.var(logs)) * len(logs) for logs in each.values())
+
+    shortest = min(t.seconds for row in timed for t in row.worker_times)
+    return float(min(np.linspace(0.0, 0.95, 96) * shortest, key=differs))
+
+
+def _own_seconds(row: Row, common_seconds: float) -> dict[int, tuple[float, float]]:
+    """What each worker computes a mini-batch of the mean size in, without `common_seconds`, and its standard error."""
+    sizes = row.batch_sizes if len(row.batch_sizes) == len(row.worker_times) else (1,) * len(row.worker_times)
+    usual = sum(sizes) / max(len(sizes), 1)
+    return {
+        t.worker: (max(t.seconds - common_seconds, 0.05 * t.seconds) * usual / size, t.error * usual / size)
+        for t, size in zip(row.worker_times, sizes, strict=True)
+    }
 
 
 def _equal(speeds: Sequence[tuple[float, float]]) -> bool:
@@ -261,6 +298,7 @@ def setting(row: Row) -> Setting:
         workers=names[: row.workers],
         servers=servers,
         batch_size=row.batch_size,
+        loads=tuple((size,) for size in row.batch_sizes),
         policy=row.policy,
         staleness=row.staleness,
         intra_threads=row.intra_threads,

@@ -30,6 +30,7 @@ __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 _SYNCHRONOUS = ("bsp",)
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
 _FEWEST = 3  # a segment with fewer cycles per worker gives no row
+_STEADY = 3  # mini-batches of every worker, over which the mean time of a step hardly varies
 _LONG = 100.0  # seconds of a cycle from which it is asked whether these are milliseconds; real ones take up to a minute
 _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
 _RARE = 0.002  # a smaller share of such times is ignored
@@ -201,6 +202,7 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
         servers=setting["servers"],
         cycle_seconds=cycle_seconds,
         batch_size=max(_batch_size(setting), 1),
+        batch_sizes=sizes if len({*(sizes := _batch_sizes(setting))}) > 1 else (),
         intra_threads=setting["intra_threads"] or 0,
         inter_threads=setting["inter_threads"] or 0,
         transfer_bits=setting["transfer_bits"] or 32,
@@ -215,9 +217,30 @@ def _row(setting: Mapping[str, Any], cycle_seconds: float, **measured: Any) -> R
 
 
 def _batch_size(setting: Mapping[str, Any]) -> int:
-    """Samples in a mini-batch of one worker; 0: not recorded."""
+    """Samples in a mini-batch of one worker, the mean where these differ; 0: not recorded."""
+    if sizes := _batch_sizes(setting):
+        return max(round(sum(sizes) / len(sizes)), 1)
     total = int(json.loads(setting["extras"] or "{}").get("total_batch_size", 0))
     return int(setting["batch_size"] or max(round(total / setting["workers"]), min(total, 1)))
+
+
+def _batch_sizes(setting: Mapping[str, Any]) -> tuple[int, ...]:
+    """Samples in a mini-batch of each worker, in the order of their numbers; () if the setting does not tell them.
+
+    They are the loads of a whole setting, or in its options: {"batch_sizes": [48, 16]}. Raises ValueError for others.
+    """
+    given: Any = json.loads(setting["options"] or "{}").get("batch_sizes")
+    if setting["setting"]:
+        given = [sum(load) for load in setting_from(setting["setting"]).loads] or given
+    if given is None:
+        return ()
+    whole = isinstance(given, list) and all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in given)
+    if not whole or len(given) != setting["workers"]:
+        raise ValueError(
+            f"Cannot read the batch sizes {given!r} of run {setting['run']!r}: give {setting['workers']} whole numbers, one "
+            "per worker, each 1 or more."
+        )
+    return tuple(given)
 
 
 def _shared(setting: Mapping[str, Any]) -> bool:
@@ -403,9 +426,10 @@ def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
     """Steps and seconds under each setting, summed over the intervals between two records under the same setting.
 
     An interval counts as a pause or switch, and is left out, if a step takes over three times the median; in asynchronous
-    runs only if the interval is also longer than a minute.
+    runs only if the interval is also longer than a minute, or has several mini-batches of every worker: the time of a single
+    push varies that much.
     """
-    known = settings.select("run", "branch", "seconds", "segment", mode="policy").sort("seconds")
+    known = settings.select("run", "branch", "seconds", "segment", mode="policy", crew="workers").sort("seconds")
     steps = progress.filter(pl.col("seconds").is_not_null(), pl.col("steps").is_not_null())
     if steps["training_loss"].null_count() < steps.height:
         # Rows of a validation alone follow a pause.
@@ -421,7 +445,8 @@ def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("done") > 0, pl.col("took") > 0)
     )
     each = pl.col("took") / pl.col("done")
-    long = (each > 3 * each.median().over("segment")) & (pl.col("mode").is_in(_SYNCHRONOUS) | (pl.col("took") > 60))
+    steady = pl.col("mode").is_in(_SYNCHRONOUS) | (pl.col("took") > 60) | (pl.col("done") >= _STEADY * pl.col("crew"))
+    long = (each > 3 * each.median().over("segment")) & steady
     sums = within.filter(~long).group_by("segment", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
     return settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= _FEWEST)
 
@@ -442,7 +467,7 @@ def _rows_of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) ->
         if made["steps"] and seconds:
             yield replace(row, cycle_seconds=_cycle(made, seconds / made["steps"]))
         elif made["samples_per_second"]:
-            total = json.loads(made["extras"] or "{}").get("total_batch_size", row.batch_size * row.workers)
+            total = json.loads(made["extras"] or "{}").get("total_batch_size", sum(row.batches))
             yield replace(row, cycle_seconds=total / made["samples_per_second"])
         else:
             yield row

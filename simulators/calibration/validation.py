@@ -512,7 +512,8 @@ def _linear(known: Sequence[Row], wanted: Sequence[Row]) -> NDArray[np.float64]:
     """
 
     def terms(row: Row) -> list[float]:
-        return [1.0, row.batch_size / max(row.intra_threads, 1), row.servers, row.workers * row.largest_share]
+        samples = max(row.batches) if row.barrier else row.batch_size
+        return [1.0, samples / max(row.intra_threads, 1), row.servers, row.workers * row.largest_share]
 
     found = np.full(len(wanted), np.nan)
     for kind in {(r.workload, r.policy) for r in wanted}:
@@ -591,4 +592,5 @@ def _stale(recorded: Sequence[Effort]) -> tuple[Prediction, ...]:
 
 def _label(row: Row) -> str:
     threads = f", {row.intra_threads} threads" if row.intra_threads else ""
-    return f"{row.workers} workers, {row.servers} servers, batch {row.batch_size}{threads}"
+    batch = f"batches {min(row.batches)} to {max(row.batches)}" if row.batch_sizes else f"batch {row.batch_size}"
+    return f"{row.workers} workers, {row.servers} servers, {batch}{threads}"

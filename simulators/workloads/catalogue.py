@@ -1,7 +1,7 @@
 """The named workloads: reads `workloads.toml`, or a file like it, and makes a `Workload` with the user's overrides.
 
 A table of the file is read into `_WorkloadTable` below; its `model` into the structs of
-`simulators.workloads.model_tables`, its `data` into the structs below.
+`simulators.workloads.model_tables`, its `data` into those of `simulators.workloads.data_tables`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
+from simulators.workloads.data_tables import (
+    BreastCancer,
+    Cifar10,
+    Classification,
+    Clicks,
+    Digits,
+    EmbeddedClicks,
+    GeneratedText,
+    Libsvm,
+    Mnist,
+    Mnist1d,
+    Mnist5k,
+    Ratings,
+    Source,
+)
 from simulators.workloads.model_tables import Model
 from simulators.workloads.workload import Demand, Proxy, Workload
 from tuners.near_names import near_keys, near_names
 
 __all__ = [
-    "BreastCancer",
-    "Cifar10",
-    "Classification",
-    "Clicks",
-    "Digits",
-    "EmbeddedClicks",
-    "GeneratedText",
-    "Libsvm",
-    "Mnist",
-    "Mnist1d",
-    "Mnist5k",
-    "Ratings",
-    "Source",
     "dataset",
     "learnt",
     "load_workloads",
@@ -44,138 +46,6 @@ __all__ = [
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
-
-
-# ------------------------------------------------------------------------------------------------------------------ data
-
-
-class Digits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="digits"):
-    """`data.digits`, or a part of it."""
-
-    fraction: float = 1.0  # of the training data
-    valid_samples: int = 0  # 0: all
-    seed: int = 0
-
-
-class BreastCancer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="breast-cancer"):
-    """`data.breast_cancer`."""
-
-    seed: int = 0
-
-
-class Mnist(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist"):
-    """`files.mnist`, or a part of it."""
-
-    fraction: float = 1.0
-    valid_samples: int = 0
-    seed: int = 0
-
-
-class Cifar10(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cifar10"):
-    """`files.cifar10`, or a part of it."""
-
-    fraction: float = 1.0
-    valid_samples: int = 0
-    seed: int = 0
-
-
-class Libsvm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="libsvm"):
-    """`files.libsvm`."""
-
-    valid_share: float = 0.2
-    seed: int = 0
-
-
-class Classification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="classification"):
-    """`data.classification`."""
-
-    samples: int = 10_000
-    features: int = 50
-    classes: int = 10
-    margin: float = 3.0
-    label_noise: float = 0.0
-    decay: float = 0.0
-    valid_samples: int = 2_000
-    seed: int = 0
-
-
-class Clicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="clicks"):
-    """`data.clicks`."""
-
-    samples: int = 10_000
-    fields: int = 11
-    values: int = 20
-    popularity: float = 1.0
-    signal: float = 2.0
-    valid_samples: int = 2_000
-    seed: int = 0
-
-
-class EmbeddedClicks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="embedded-clicks"):
-    """`data.embedded_clicks`."""
-
-    samples: int = 36_000
-    tables: int = 8
-    largest: int = 131_072
-    popularity: float = 0.94  # `data.LOCALITY`
-    signal: float = 3.0
-    pairs: float = 1.0
-    valid_samples: int = 4_000
-    seed: int = 0
-
-
-class Mnist1d(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-1d"):
-    """`data.mnist1d`."""
-
-    samples: int = 5_000
-    valid_samples: int = 1_000
-    seed: int = 0
-
-
-class Mnist5k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mnist-5k"):
-    """`data.mnist5k`, or a part of it."""
-
-    fraction: float = 1.0
-    valid_samples: int = 0
-    seed: int = 0
-
-
-class GeneratedText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sentences"):
-    """`data.sentences`."""
-
-    samples: int = 4_000
-    length: int = 32
-    valid_samples: int = 400
-    seed: int = 0
-
-
-class Ratings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="ratings"):
-    """`data.ratings`."""
-
-    users: int = 2_000
-    items: int = 500
-    count: int = 60_000
-    rank: int = 8
-    noise: float = 0.3
-    popularity: float = 0.8
-    valid_share: float = 0.1
-    seed: int = 0
-
-
-Source: TypeAlias = (
-    Digits
-    | BreastCancer
-    | Mnist
-    | Cifar10
-    | Libsvm
-    | Classification
-    | Clicks
-    | EmbeddedClicks
-    | Mnist1d
-    | Mnist5k
-    | Ratings
-    | GeneratedText
-)
 
 
 class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,38 +12,42 @@ _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Logistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="logistic"):
+class _ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """Keywords that all tables share: a table says its kind, and an unknown key is an error."""
+
+
+class Logistic(_ModelTable, frozen=True, tag="logistic"):
     """Softmax regression with an l2 penalty."""
 
     l2: _Amount = 0.0
 
 
-class Svm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="svm"):
+class Svm(_ModelTable, frozen=True, tag="svm"):
     """Linear multi-class support vector machine with an l2 penalty."""
 
     l2: _Amount = 1e-4
 
 
-class Mlp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mlp"):
+class Mlp(_ModelTable, frozen=True, tag="mlp"):
     """Perceptron with ReLU; () has no hidden layer."""
 
     hidden: tuple[_Whole, ...] = (256,)  # width of each hidden layer
 
 
-class Cnn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cnn"):
+class Cnn(_ModelTable, frozen=True, tag="cnn"):
     """Two convolutions with pooling, then dense layers."""
 
     width: _Whole = 8  # channels of the first convolution; the second has twice as many
     hidden: tuple[_Whole, ...] = ()  # width of each dense hidden layer
 
 
-class Lstm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lstm"):
+class Lstm(_ModelTable, frozen=True, tag="lstm"):
     """Long short-term memory over the rows of an image, like the frames of a video; the last state is classified."""
 
     width: _Whole = 16  # of the state
 
 
-class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation"):
+class Factorisation(_ModelTable, frozen=True, tag="factorisation"):
     """Matrix factorisation of ratings."""
 
     rank: _Whole = 8
@@ -51,15 +55,13 @@ class Factorisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     offset: float = 3.6  # added to every prediction
 
 
-class FactorisationMachine(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="factorisation-machine"
-):
+class FactorisationMachine(_ModelTable, frozen=True, tag="factorisation-machine"):
     """Factorisation machine on rows of embedding tables: a weight and a vector per row."""
 
     rank: _Whole = 4  # of the vectors
 
 
-class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="transformer"):
+class Transformer(_ModelTable, frozen=True, tag="transformer"):
     """Language model: predicts every character of a text from those before it. `width` must divide by `heads`."""
 
     width: _Whole = 32  # of the residual stream

@@ -23,17 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.workloads import datasets, sentences
-from simulators.workloads.catalogue import (
-    Classification,
-    Clicks,
-    EmbeddedClicks,
-    GeneratedText,
-    Mnist1d,
-    Ratings,
-    Source,
-    dataset,
-    learnt,
-)
+from simulators.workloads.catalogue import dataset, learnt
+from simulators.workloads.data_tables import Classification, Clicks, EmbeddedClicks, GeneratedText, Mnist1d, Ratings, Source
 from simulators.workloads.model_tables import Svm
 
 __all__ = ["Reference", "main", "measured", "references", "told"]

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import jax
 import msgspec
 import pytest
 
+from harness import scenario
 from harness.drive import play
 from harness.score import score
 from simulators.cluster.cluster import Cluster
@@ -12,7 +14,8 @@ from simulators.cluster.conditions import Conditions
 from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.support.small_jobs import KNOBS, Quadratic, job, machine, system
-from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Setting, Target
+from tuners import policies
+from tuners.actions import Evaluate, Fork, Free, Install, Reconfigure, Rejected, Run, Setting, Target
 from tuners.settings import Integer
 
 WORKS = Setting(workers=("a", "b", "c"), servers=("d", "e"), batch_size=4, learning_rate=0.1)
@@ -177,3 +180,16 @@ def test_an_evaluation_waits_for_the_end_of_a_reconfiguration():
     with pytest.raises(Rejected, match="Cannot evaluate branch 0: a reconfiguration is under way"):
         simulated.perform(Evaluate())
     assert simulated.now == before
+
+
+def test_no_gradient_is_still_computed_when_an_action_has_been_answered():
+    """A tuner may fail after any answer, and the process exit: it crashes in XLA's threads if these still compute."""
+    simulated = scenario.system(scenario.load("digits"), 0)
+    for action in (None, Install(policies.asp()), Fork(0)):
+        if action is not None:
+            simulated.perform(action)
+        arrays = [
+            x for branch in simulated.branches.values() for x in jax.tree.leaves(branch.state) if isinstance(x, jax.Array)
+        ]
+        assert arrays
+        assert all(array.is_ready() for array in arrays), action

@@ -132,7 +132,7 @@ def test_with_updates_of_one_the_model_is_the_number_of_pushes_that_are_not_lost
         except Rejected:
             break
         told, costs = told + seen.clocks, costs + list(seen.changes)
-        if simulated._reconfiguration is None:
+        if simulated._time.reconfiguration is None:
             assert counted(simulated, 0) == int(branch(simulated).clock.pushes) - lost_clocks(costs)
             assert int(branch(simulated).clock.pushes) == told
 

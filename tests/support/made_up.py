@@ -78,6 +78,9 @@ def frames(scores, evaluations=(), settings=(), host=None):
         "scenarios": sorted({r["scenario"] for r in rows}),
         "tuners": sorted({r["tuner"] for r in rows}),
         "seeds": len({r["seed"] for r in rows}),
+        "seeds_of": {
+            name: len({r["seed"] for r in rows if r["scenario"] == name}) for name in {r["scenario"] for r in rows}
+        },
     }
     return Results(
         manifest,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.applicability import learns_nothing, nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import Count
 
 __all__ = ["AdaptiveGroup", "adasync", "adasync_policy", "grow", "no_loss"]
@@ -28,9 +28,7 @@ _WINDOW = 4  # pushes per worker over which the loss is averaged, exponentially
 
 def no_loss(job: Job) -> str:
     """Why K cannot be set by the loss of this job; an empty text where it can."""
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: it has no loss that could set K."
-    return policy_cannot_be_installed(job)
+    return learns_nothing(job, "it has no loss that could set K") or policy_cannot_be_installed(job)
 
 
 @nothing_to_tune_if(no_loss)

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.applicability import learns_nothing, nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import Count
 
 __all__ = ["dbw", "dbw_policy"]
@@ -42,9 +42,7 @@ _DIFFERENT = 1e-4  # of a loss: a smaller difference is rounding
 
 
 def _nothing_to_gain(job: Job) -> str:
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: it has no loss that a gradient could lower."
-    return policy_cannot_be_installed(job)
+    return learns_nothing(job, "it has no loss that a gradient could lower") or policy_cannot_be_installed(job)
 
 
 @nothing_to_tune_if(_nothing_to_gain)

@@ -18,16 +18,14 @@ from contextlib import suppress
 
 from tuners import policies
 from tuners.actions import Install, Job, Rejected, SyncPolicy, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.applicability import learns_nothing, nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import NonNegative
 
 __all__ = ["ringmaster", "ringmaster_policy", "threshold"]
 
 
 def _nothing_is_late(job: Job) -> str:
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: no gradient of it can be too stale."
-    return policy_cannot_be_installed(job)
+    return learns_nothing(job, "no gradient of it can be too stale") or policy_cannot_be_installed(job)
 
 
 @nothing_to_tune_if(_nothing_is_late)

@@ -3,7 +3,7 @@
 A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
 depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
 steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); and if all of these are
-held, the number of workers.
+held and workers do not wait for each other, their number.
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     if len(ladder) > 1:
         return PolicyHeat(tuple(ladder))
     count = space.knob("worker_count")
-    if isinstance(count, Integer):
+    # Where all wait for each other, fewer workers make an update noisier, and not cooler.
+    if isinstance(count, Integer) and not waits(job.start):
         return WorkerHeat(best, count.high)
     return None

@@ -30,6 +30,7 @@ _SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not spee
 _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _NEWEST = 0.5  # weight of the newest measurement of a machine
 _FACTORS = (0.02, 50.0)  # the least and the most that transfers are believed to take, over what the NICs' rates say
+_ROUNDING = 1e-9  # of a moment in seconds, that the sum of a push's parts may be off
 _ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
 
 
@@ -99,7 +100,8 @@ class SystemModel:
         begun = (
             window.pushes.seconds - window.pushes.push_seconds - window.pushes.compute_seconds - window.pushes.pull_seconds
         )
-        counts = ~(begun < since_seconds) & ~(window.pushes.seconds > until_seconds)
+        # What began at that moment counts: the sum of its parts is rounded.
+        counts = ~(begun < since_seconds - _ROUNDING * window.end_seconds) & ~(window.pushes.seconds > until_seconds)
         counts[list(ignored)] = False
         pushes = Pushes._make(values[counts] for values in window.pushes)
         if not len(pushes.seconds):

@@ -99,6 +99,7 @@ class Training:
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self.newest: Window | None = None
         self.losses = LossRecord(job)
+        self.first: Snapshot | None = None  # of the untrained model, where it was kept
         self._system = system
         self.training_loss = math.inf  # mean of the last window
         self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
@@ -239,6 +240,12 @@ class Training:
             self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether the newest mini-batches were clearly better than those of a model that knows nothing."""
+        loss = self.training_loss
+        return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained))
+
     def has_changed_pace(self) -> bool:
         """Whether the last two windows were both much slower, or both much faster, than when the system was chosen."""
         usual, seen = self.usual_push_seconds, (self._before, self.push_seconds)
@@ -329,6 +336,13 @@ class Training:
                 again = yield from self.snapshot()
             yield from self.change(self._learning_of(setting), why)
         return again
+
+    def begin_again(self, setting: Setting, why: str) -> Steps[bool]:
+        """Continue from the untrained model, under `setting`, if it was kept; whether it was."""
+        if self.first is None:
+            return False
+        self.first = yield from self.return_to(self.first, setting, why)
+        return True
 
     def _leave(self) -> Steps[None]:
         """Free the branch. One that the system is still changing has to run until that is done: no other may before."""

@@ -37,6 +37,7 @@ from tuners.settings import BOUNDED
 
 __all__ = ["Line", "Waiting", "data_differ", "left_out", "seconds_left", "seconds_per_push", "stable_rate"]
 
+_LINE = 3  # windows through which a line with an error can be drawn
 _LEAST = 4  # windows from which a drift is measured
 _NEWEST = 8  # windows that tell it, at most
 _TRIAL = 4  # windows in which fewer gradients at once are tried, at most
@@ -75,6 +76,11 @@ class Line:
         noise = float(np.sqrt(np.sum((y - y.mean() - rising * since) ** 2) / (len(y) - 2)))
         return cls(float(t.mean()), float(y.mean()), rising, noise / float(np.sqrt(np.sum(since**2))), noise)
 
+    @property
+    def falls(self) -> bool:
+        """Whether it falls by more than two standard errors."""
+        return -self.slope > 2 * self.slope_deviation
+
     def at(self, seconds: float) -> float:
         """Where it leads by then; levels that rise are expected to rise no further."""
         return self.mean + min(self.slope, 0.0) * (seconds - self.mean_seconds)
@@ -105,17 +111,16 @@ class Waiting:
         training: Training,
         system: SystemModel,
         place: Callable[[], Steps[None]],
-        first: Snapshot | None,
         *,
         cost_rule: bool = True,
     ) -> None:
         self._job, self._training, self._system, self._place = job, training, system, place
-        self._first, self._cost_rule = first, cost_rule
+        self._cost_rule = cost_rule
         # Since the policy was changed: levels, losses on validation data, shares of samples that are right, seconds.
         self.levels, self._validated, self._right, self.times = list[float](), list[float](), list[float](), list[float]()
         self._looser: tuple[Setting, Line] | None = None  # the policy before, and its course
         self._failed = 0
-        self._kept: Snapshot | None = None  # of some windows before
+        self._kept: Snapshot | None = None  # of about the best model
         self._equal = False  # whether all workers push equally often
         self._own = defaultdict[str, list[float]](list)  # logarithms of losses by worker, since the policy was changed
         self._cycles, self._losses = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -127,12 +132,12 @@ class Waiting:
             yield from self._window()
             windows += 1
             if training.diverged:
-                yield from self._leave()
+                yield from self._leave("it has diverged")
             elif training.cluster_changed:
                 yield from self._place()
                 self._begin_anew()
             elif not (yield from self._include()):
-                if windows % _NEWEST == 0:
+                if windows % _NEWEST == 0 and (self._kept is None or training.level < self._kept.level):
                     yield from training.drop(self._kept)
                     self._kept = yield from training.snapshot()
                 if len(self.levels) >= _LEAST:
@@ -184,11 +189,10 @@ class Waiting:
                 yield from self._change(setting, f"taken back: {now:.0f} s left at this drift, {then:.0f} s at that before")
                 return
         window_seconds = (times[-1] - times[0]) / (len(times) - 1)
-        blank = training.gauge.blank_level
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
         learns = sum(self._right[-2:]) > sum(self._right[:2])
-        if level > blank - _LITTLE * (blank - goal) and -course.slope < 2 * course.slope_deviation and not learns:
-            yield from self._begin_again()
+        if not (self._has_learned(level) or course.falls or learns):
+            yield from self._leave("nothing is learned")
             return
         # The loss tells swings: the share of samples that are right varies by chance, as these are few.
         losses = Line.of(times, [math.log(max(loss, 1e-9)) for loss in self._validated[-_NEWEST:]])
@@ -210,7 +214,10 @@ class Waiting:
     def _include(self) -> Steps[bool]:
         """Let all workers push equally often, if the target needs data that are left out so far; whether this has begun."""
         training, workers = self._training, self._training.setting.workers
-        missed = [] if self._equal else left_out({w: self._own[w] for w in workers})
+        # While the level falls, their data may still be learned: later, as they push seldom.
+        if self._equal or len(self.levels) < _LINE or Line.of(self.times[-_NEWEST:], self.levels[-_NEWEST:]).falls:
+            return False
+        missed = left_out({w: self._own[w] for w in workers})
         if not (missed and training.gauge.needs(len(missed) / len(workers))):
             return False
         start, self._equal = self._job.start, True
@@ -221,9 +228,8 @@ class Waiting:
             f"all push equally often: losses of {', '.join(missed)}, which push seldom, do not fall as the others' do, and "
             "the target is out of reach without their data"
         )
-        if self._first is not None:  # what was learned so far is wrong for these data
-            self._first = yield from training.return_to(self._first, equal, f"{why}; from the untrained model")
-        else:
+        # What was learned so far is wrong for these data.
+        if not (yield from training.begin_again(equal, f"{why}; from the untrained model")):
             yield from training.change(equal, why)
         self._begin_anew()
         return True
@@ -258,31 +264,28 @@ class Waiting:
         yield from self._change(before, f"taken back: {seen}, {slower:.2f} times the seconds per push")
         self._failed += 1
 
-    def _begin_again(self) -> Steps[None]:
-        """Train with half as many gradients at once, from the untrained model if that was kept."""
-        stricter = self._half()
-        if stricter == self._training.setting:
+    def _leave(self, seen: str) -> Steps[None]:
+        """Go on with half as many gradients at once from the best model that was kept; where none has learned anything, the
+        rate is far too high for so many: with a quarter of them, from the untrained model."""
+        training = self._training
+        kept = self._kept if self._kept is not None and self._has_learned(self._kept.level) else None
+        stricter = self._with(max(_gradients(training.setting) // (2 if kept else 4), 1))
+        if kept is None and stricter == training.setting and not training.diverged:
             return
-        why = f"nothing was learned: from the start, with {_gradients(stricter)} gradients at once"
-        if self._first is not None:
-            self._first = yield from self._training.return_to(self._first, stricter, why)
-        else:
-            yield from self._training.change(stricter, why)
+        why = f"{seen}: {_gradients(stricter)} gradients at once, from {'the best model' if kept else 'the start'}"
+        if kept is not None:
+            self._kept = yield from training.return_to(kept, stricter, why)
+        elif not (yield from training.begin_again(stricter, why)):
+            if training.diverged:
+                raise JobOver
+            yield from training.change(stricter, why)
         self._looser = None
         self._begin_anew()
 
-    def _leave(self) -> Steps[None]:
-        """Go on from the newest model that was kept, with half as many gradients at once."""
-        training, stricter = self._training, self._half()
-        why = f"it has diverged: {_gradients(stricter)} gradients at once"
-        if self._kept is not None:
-            self._kept = yield from training.return_to(self._kept, stricter, why)
-        elif self._first is not None:
-            self._first = yield from training.return_to(self._first, stricter, why)
-        else:
-            raise JobOver
-        self._looser = None
-        self._begin_anew()
+    def _has_learned(self, level: float) -> bool:
+        """Whether a model of this level is clearly better than one that knows nothing."""
+        blank, goal = self._training.gauge.blank_level, self._training.gauge.goal(self._training.loss)
+        return level <= blank - _LITTLE * (blank - goal)
 
     def _change(self, setting: Setting, why: str) -> Steps[None]:
         yield from self._training.change(setting, why)
@@ -297,10 +300,6 @@ class Waiting:
         workers = len(self._training.setting.workers)
         sizes = dict.fromkeys((workers // 2, 3 * workers // 4))
         return [self._with(size) for size in sizes if 1 <= size < _gradients(self._training.setting)]
-
-    def _half(self) -> Setting:
-        """Half as many gradients at once as now, or one."""
-        return self._with(max(_gradients(self._training.setting) // 2, 1))
 
     def _with(self, size: int) -> Setting:
         """So many gradients at once, by the policy with the most stable progress per second."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tuners.actions import Job, Scalar, Setting, Space
+from tuners.applicability import learns_nothing
 from tuners.search.branches import TrainedBranch
 from tuners.settings import BOUNDED, Choice, Knob
 
@@ -68,8 +69,8 @@ def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Con
 
 def no_tunable_is_free(job: Job, tuned: Which = "all") -> str:
     """Why a tuner of tunables, which compares losses, has nothing to tune in `job`, or ""."""
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: it has no losses to compare tunables by."
+    if said := learns_nothing(job, "it has no losses to compare tunables by"):
+        return said
     if tunables(job, tuned).space.knobs:
         return ""
     return f"No tunable is free here: {', '.join(_TUNABLES if tuned == 'all' else _TUNABLES[:1])}."

@@ -19,9 +19,9 @@ from harness.comparison.compare import Event, Finished, Planned, Underway, compa
 from harness.comparison.merge import merge
 from harness.drive import replay
 from harness.scenario import load, parse
-from reports import tables
-from reports.calibration_ranks import ranks, sentences
-from reports.site import publish
+from reports.output.site import publish
+from reports.verdicts import tables
+from reports.verdicts.calibration_ranks import ranks, sentences
 from tests.support import arena
 from tests.support.made_up import calibrated_toml
 from traces import schema, store

@@ -12,8 +12,8 @@ from harness.comparison.compare import compare
 from harness.drive import play
 from harness.record import play_recorded
 from harness.scenario import job, load, show, system
-from reports.conclusions import answer
-from reports.tables import summary
+from reports.verdicts.conclusions import answer
+from reports.verdicts.summary import summary
 from simulators.cluster.conditions import Conditions
 from tests.support.recordings import MADE, lay
 from tests.support.small_jobs import SMALL, start

@@ -16,7 +16,7 @@ from harness.live.deploy.deployment import Interrupted
 from harness.live.processes import launch
 from harness.scenario import system
 from harness.score import score
-from reports.live import beside_rows, tau
+from reports.fidelity.live import beside_rows, tau
 from tests.live.deploy.test_deploy import SMALL, Job, ray_alone
 from tests.support.made_up import score_row
 from traces import schema, store

@@ -330,6 +330,53 @@ def test_equal_workers_that_differ_by_chance_have_no_speeds():
     assert len(with_speeds(many)[0].speeds) == 4
 
 
+def of_unequal_batches(sizes, speeds, true=TRUE, **more):
+    """A row whose workers compute so many samples each, at so many times the usual speed, as the closed form times it."""
+    mean = round(sum(sizes) / len(sizes))
+    one = row(len(sizes), 1, mean, batch_sizes=tuple(sizes), speeds=speeds, **more)
+    compute = [
+        0.2 + 2 * 0.01 + 0.02 * size / speed for size, speed in zip(sizes, speeds or (1.0,) * len(sizes), strict=True)
+    ]
+    timed = tuple(WorkerTime(i, seconds, 1e-3) for i, seconds in enumerate(compute))
+    cycle = float(closed_form_cycles(true, [one])[0])
+    return replace(one, worker_times=timed, cycle_seconds=cycle, compute_seconds=float(np.mean(compute)), pushes=100)
+
+
+def test_the_batches_of_single_workers_are_told_apart_from_their_speeds():
+    """Three machines, one of half the speed. Small batches took less time, and large ones were no sign of a slow machine."""
+    equal, half = (), (1.0, 1.0, 0.5)
+    made = [((16, 16, 16), half), ((24, 16, 8), equal), ((64, 64, 64), equal), ((10, 30, 8), half), ((90, 60, 30), half)]
+    rows = [
+        replace(of_unequal_batches(sizes, speeds, policy=policy), run=f"{i}")
+        for policy in ("bsp", "asp")
+        for i, (sizes, speeds) in enumerate(made)
+    ]
+    given = Constants(cores=1, model_bytes=1.0, jitter=0.1)
+    found = fit(with_speeds(rows), given, engine=False, resamples=0)
+    assert found.constants.sample_seconds == pytest.approx(0.02, rel=0.05)
+    assert found.error < 0.02
+    told = with_speeds(rows, found.common_seconds)
+    for one, (_, speeds) in zip(told, 2 * made, strict=True):
+        assert (one.speeds or (1.0,) * 3) == pytest.approx(speeds or (1.0,) * 3, rel=0.1)
+
+
+def test_unequal_batches_explain_what_looks_like_noise():
+    """Synchronous runs without times of computing: a step takes as long as the largest mini-batch."""
+    sizes = ((), (28, 4), (16, 16, 16, 16), (40, 8, 8, 8), (100, 20), (60, 60, 60, 60), (30, 30, 30, 150))
+    bare = [row(len(one) or 2, s, round(np.mean(one or 16)), policy="bsp", batch_sizes=one) for one in sizes for s in (1, 2)]
+    rows = told_by_formula(bare, replace(TRUE, message_seconds=0.0))
+    given = Constants(cores=1, model_bytes=1.0, jitter=0.1)
+    told, ignored = (fit(r, given, engine=False) for r in (rows, [replace(x, batch_sizes=()) for x in rows]))
+    assert 5 * told.error < 0.05 < ignored.error
+
+
+def test_a_barrier_waits_for_the_largest_batch():
+    quiet = Constants(cores=1, sample_seconds=0.01, jitter=0.0)
+    uneven, even = row(2, 1, 32, policy="bsp", batch_sizes=(48, 16)), row(2, 1, 32, policy="bsp")
+    assert predicted(quiet, [uneven, even]) == pytest.approx([0.48, 0.32], rel=1e-3)
+    assert closed_form_cycles(quiet, [uneven, even]) == pytest.approx([0.48, 0.32], rel=1e-3)
+
+
 def test_predictions_use_the_speeds_of_the_fit(monkeypatch):
     """Two workers of three are faster; without the time that is common to all, the difference is larger."""
     apart = times(0.8, 0.8, 1.1)
@@ -409,11 +456,45 @@ def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():
     assert (still.rows, "no seconds" in still.caveats[0]) == ((), True)
 
 
+@pytest.mark.parametrize(
+    ("told", "sizes", "mean"),
+    [
+        ({"batch_size": 8, "options": '{"batch_sizes": [48, 16]}'}, (48, 16), 32),
+        ({"options": '{"batch_sizes": [20, 20]}'}, (), 20),
+        ({"batch_size": 32, "setting": [[40, 8], [16, 0]]}, (48, 16), 32),
+        ({"batch_size": 32}, (), 32),
+    ],
+)
+def test_batches_of_single_workers_are_read(told, sizes, mean):
+    given = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp"} | told
+    if "setting" in told:
+        loads = tuple(map(tuple, told["setting"]))
+        given["setting"] = setting_text(Setting(workers=("v", "w"), servers=("a",), loads=loads))
+    found = read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10}], [given]))
+    assert (found.rows[0].batch_sizes, found.rows[0].batch_size) == (sizes, mean)
+
+
+@pytest.mark.parametrize("sizes", ["[48]", "[48, 0]", "[48, 16.5]", '"48,16"', "[48, true]"])
+def test_batches_that_are_none_are_refused(sizes):
+    given = {"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "options": f'{{"batch_sizes": {sizes}}}'}
+    with pytest.raises(ValueError, match=r"Cannot read the batch sizes .* of run 'a': give 2 whole numbers, one per worker"):
+        read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10}], [given]))
+
+
 def test_steps_and_seconds_are_enough_of_progress():
     settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8}]
     progress = [{"run": "a", "seconds": 2.0 * i, "steps": 10 * i} for i in range(8)]
     found = read_tables(tables([{"run": "a"}], settings, progress=progress))
     assert [r.cycle_seconds for r in found.rows] == [pytest.approx(0.2)]
+
+
+@pytest.mark.parametrize("policy", ["bsp", "asp"])
+def test_brief_pauses_between_records_of_progress_do_not_count(policy):
+    """An evaluation of 20 s after every fourth record, which are 40 pushes of four workers apart."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": policy, "batch_size": 8}]
+    progress = [{"run": "a", "seconds": 2.0 * i + 20.0 * (i // 4), "steps": 40 * i} for i in range(16)]
+    (found,) = read_tables(tables([{"run": "a"}], settings, progress=progress)).rows
+    assert found.cycle_seconds == pytest.approx(0.2 if policy == "asp" else 0.05)
 
 
 def test_a_recording_of_which_no_row_is_left_says_why(tmp_path, capsys):

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from simulators.workloads import datasets, files
-from simulators.workloads.catalogue import EmbeddedClicks
+from simulators.workloads.data_tables import EmbeddedClicks
 from traces.shipped import locate
 
 FIRST_OF_MNIST1D = [-0.3574684, -0.8856463, -0.7167168, -0.2185841]

@@ -6,7 +6,7 @@ import pytest
 
 from harness.scenario import embedded, load
 from simulators.workloads import references as module
-from simulators.workloads.catalogue import Digits, Mnist1d
+from simulators.workloads.data_tables import Digits, Mnist1d
 from simulators.workloads.references import measured, references, told
 
 

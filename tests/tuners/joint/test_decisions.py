@@ -364,7 +364,7 @@ def test_a_spike_above_the_untrained_loss_asks_for_a_cooler_rate():
     first = iter([[0.8] * 10 + [1.5] * 10])
     begun = course(made)
     answers = Answers(made, lambda setting, clocks: next(first, [0.95] * clocks))
-    begun.first = answers.run(begun.training.snapshot())
+    begun.training.first = answers.run(begun.training.snapshot())
     answers.run(begun.training.run(20))
     answers.run(begun.find_heat(begun.heat))
     assert answers.changes()[0].learning_rate == pytest.approx(0.5)
@@ -388,7 +388,7 @@ def test_a_model_that_has_lost_what_it_had_learned_before_the_search_asks_for_a_
     for loss, undone in ((0.85, True), (0.65, False)):
         begun, windows = course(made), iter([0.6, loss])
         answers = Answers(made, lambda setting, clocks, windows=windows, loss=loss: [next(windows, loss)] * clocks)
-        begun.first = answers.run(begun.training.snapshot())
+        begun.training.first = answers.run(begun.training.snapshot())
         answers.run(begun.training.run(20))
         answers.run(begun.find_heat(begun.heat))
         assert any("worse than untrained" in a.reason for a in answers.asked if isinstance(a, Reconfigure)) is undone
@@ -419,7 +419,7 @@ def test_policies_are_not_tried_from_the_start_again_because_little_was_learned(
     """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
     made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
     begun, answers = course(made), Answers(made, flat)
-    begun.first = answers.run(begun.training.snapshot())
+    begun.training.first = answers.run(begun.training.snapshot())
     assert isinstance(begun.heat, PolicyHeat)
     answers.run(begun.find_heat(begun.heat))
     assert {s.policy for s in answers.changes()} <= {"asp"}
@@ -441,7 +441,7 @@ def test_the_untrained_model_is_evaluated_only_where_that_is_cheap(share, asks):
     made = of(evaluate_seconds=share * 1e5)
     begun, answers = JointCourse(made, RuleParts()), Answers(made, flat)
     answers.run(begun.begin())
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     assert any(isinstance(a, Evaluate) for a in answers.asked) is asks
     assert begun.gauge.untrained == pytest.approx(1.0, rel=0.11)
 
@@ -485,7 +485,7 @@ def test_a_model_that_is_lost_again_is_not_sent_back_to_the_heat_that_has_lost_i
     """The decades counted from the newest attempt, so every second one was the first heat again."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=1.0, momentum=0.0))
     begun, answers = course(made), Answers(made, lambda setting, clocks: [1.0] * clocks)
-    begun.first = answers.run(begun.training.snapshot())
+    begun.training.first = answers.run(begun.training.snapshot())
     answer = answers.answer
 
     def ending(action):
@@ -541,7 +541,7 @@ def test_a_model_that_has_died_is_given_up_and_not_tried_hotter():
 
     answers.answer = measured
     with suppress(JobOver):
-        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.place_anew).run())
+        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew).run())
     died = [a for a in answers.asked if isinstance(a, Reconfigure) and "too hot" in a.reason]
     assert died
     assert not any("on trial" in a.reason and "chance 0.7" in a.reason for a in answers.asked if isinstance(a, Reconfigure))
@@ -577,9 +577,9 @@ def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_noth
     """Every change of the rate is refused as long as the setting names a machine that is not available."""
     made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes))
     begun, answers = course(made), Answers(made, flat)
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     begun.training.available -= {made.start.workers[-1]}
-    answers.run(begun.place())
+    answers.run(begun.placing.place())
     assert answers.changes()
     assert made.start.workers[-1] not in begun.training.setting.workers
 
@@ -589,12 +589,12 @@ def test_machines_are_chosen_again_where_pushes_have_become_much_slower_or_faste
     """The links were throttled a minute after the machines had been chosen, and every push took eight times as long."""
     made = of(space=(RATE,))
     begun, answers = course(made), Answers(made, flat)
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     chosen = []
 
     def place():
         chosen.append(answers.now)
-        yield from begun.place_anew()
+        yield from begun.placing.place_anew()
 
     answer = answers.answer
 
@@ -635,10 +635,10 @@ def test_what_cruise_wants_is_changed_by_the_cheapest_method_that_is_not_refused
 def test_a_change_of_the_system_is_judged_by_pushes_that_began_after_it():
     made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes))
     begun, answers = course(made), Answers(made, flat)
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     asked = len(answers.asked)
     begun.training._placed_seconds = answers.now + math.ceil(1.5 * len(made.start.workers))  # it takes so long
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     assert len(answers.asked) == asked + 2
 
 
@@ -686,9 +686,9 @@ def test_all_workers_wait_for_each_other_where_that_takes_no_time(space, slower,
         return replace(found, end_seconds=found.start_seconds + found.clocks * (slower if policy == "bsp" else 1.0))
 
     answers.answer = paced
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     before = begun.heat.expected
-    answers.run(begun.wait())
+    answers.run(begun.placing.wait())
     assert any(s.policy == "bsp" for s in answers.changes()) is tried
     assert begun.training.setting == (replace(start, policy="bsp") if stays else start)
     if stays:
@@ -705,7 +705,7 @@ def test_a_drift_that_the_loss_tells_is_not_hidden_by_noise_in_the_accuracy(fall
     made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.4, momentum=0.0))
     begun, answers = JointCourse(made, RuleParts(prior=False)), Answers(made, flat)
     begun.gauge.begin(2.3, 0.1)
-    holding = Holding(begun.training, begun.heat, RuleParts(), begun.place_anew)
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew)
     holding.hurting = 0.8  # nothing hotter is tried
     losses = [1.8 * fall**i for i in range(16)]
     begun.training.loss = losses[-1]
@@ -737,7 +737,7 @@ def test_where_noise_hides_all_drift_far_from_the_goal_the_heat_is_halved_at_onc
     turns = iter(range(10_000))
     noisy_validations(made, answers, lambda setting: 0.6 + 0.3 * (next(turns) % 2) if setting.learning_rate < 0.5 else 5.0)
     with pytest.raises(JobOver):
-        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.place_anew).run())
+        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew).run())
     reasons = [a.reason for a in answers.asked if isinstance(a, Reconfigure)]
     here = next(i for i, reason in enumerate(reasons) if "noise hides all drift" in reason)
     assert reasons[here].startswith("effective rate 0.4 -> effective rate 0.2")
@@ -749,7 +749,7 @@ def holding_of(levels, rate=0.1, goal=0.001):
     target = replace(job().target, metric="loss", value=goal)
     made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=rate, momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
-    holding = Holding(begun.training, begun.heat, RuleParts(), begun.place_anew)
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew)
     holding.levels, holding.times = list(levels), [float(i + 1) for i in range(len(levels))]
     holding._course, holding._losses = list(levels), [math.exp(level) for level in levels]
     holding.low = min(levels)
@@ -817,7 +817,7 @@ def test_a_trial_that_fails_clearly_is_not_made_again():
         return Evaluation(0.0, 0, 3.0 if hot else 0.5, float("nan")) if isinstance(action, Evaluate) else answer(action)
 
     answers.answer = measured
-    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.place_anew)
+    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.placing.place_anew)
     level = begun.gauge.level(0.5, float("nan"))
     for _ in range(3):
         holding.levels, holding.times, holding.low = [level] * 4, [1.0, 2.0, 3.0, 4.0], level
@@ -838,7 +838,7 @@ def test_a_trial_that_unlearns_what_was_learned_has_failed(after, held):
     answer = answers.answer
     measured = Evaluation(0.0, 0, after, 0.1 if after == 1.0 else 0.25)
     answers.answer = lambda action: measured if isinstance(action, Evaluate) else answer(action)
-    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.place_anew)
+    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.placing.place_anew)
     levels = [begun.gauge.level(0.8, 0.17 + 0.01 * i) for i in range(4)]
     holding.levels, holding.times, holding.low = levels, [1.0, 2.0, 3.0, 4.0], levels[-1]
     answers.run(holding.try_hotter(levels[-1], -2.0))

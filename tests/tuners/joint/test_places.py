@@ -96,8 +96,8 @@ def test_copies_of_popular_rows_are_kept_where_workers_then_push_more_often(fast
         return replace(made, end_seconds=answers.now)
 
     answers.answer = answer
-    answers.run(begun.measure())
-    answers.run(begun.keep_copies())
+    answers.run(begun.placing.measure())
+    answers.run(begun.placing.keep_copies())
     assert answers.changes()[0].cache_rows == 64
     assert bool(answers.settings[0].cache_rows) is faster
 
@@ -141,8 +141,8 @@ def test_the_cheapest_run_gives_dear_machines_back():
     for minimise in ("seconds", "usd"):
         of = roles_free(minimise, prices=Prices(dear))
         begun, answers = course(of), Answers(of, flat)
-        answers.run(begun.measure())
-        answers.run(begun.place())
+        answers.run(begun.placing.measure())
+        answers.run(begun.placing.place())
         chosen[minimise] = {*begun.training.setting.workers, *begun.training.setting.servers}
     assert names[-1] in chosen["seconds"]
     assert names[-1] not in chosen["usd"]
@@ -172,7 +172,7 @@ def test_pushes_before_a_machine_was_lost_are_measured():
         return found if lost is None else replace(found, events=(lost,))
 
     answers.answer = losing
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     assert begun.system.knows
 
 
@@ -181,10 +181,10 @@ def test_machines_that_are_back_are_used_again_where_roles_are_held():
     plain = job()
     held = replace(plain, space=replace(plain.space, knobs=(Real("checkpoint_seconds", 1.0, 1e4, log=True),)))
     begun, answers = course(replace(held, budget_seconds=1e5)), Answers(held, flat)
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     begun.training.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
     begun.training.cluster_changed = True
-    answers.run(begun.place_anew())
+    answers.run(begun.placing.place_anew())
     assert answers.settings[0].workers == plain.start.workers
 
 
@@ -286,7 +286,7 @@ def test_machines_that_are_soon_lost_again_are_not_worth_a_change():
     plain = job()
     held = replace(plain, space=replace(plain.space, knobs=(Real("checkpoint_seconds", 1.0, 1e4, log=True),)))
     begun, answers = course(replace(held, budget_seconds=1e5)), Answers(held, flat)
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     begun.training.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
     lost = plain.start.workers[-1]
     now = begun.training.seconds
@@ -294,7 +294,7 @@ def test_machines_that_are_soon_lost_again_are_not_worth_a_change():
     begun.training.losses.see(replace(begun.training.newest, events=tuple(soon)))
     begun.training.change_seconds = now / 5
     begun.training.cluster_changed = True
-    answers.run(begun.place_anew())
+    answers.run(begun.placing.place_anew())
     assert not answers.changes()
 
 
@@ -348,8 +348,8 @@ def test_where_a_push_takes_longer_than_a_mini_batch_workers_take_more_local_ste
     """It knew no local steps: of 20 jobs behind slow links, 10 missed their target that other tuners reach."""
     of, answers = slow_link(compute)
     begun = course(of)
-    answers.run(begun.measure())
-    answers.run(begun.place())
+    answers.run(begun.placing.measure())
+    answers.run(begun.placing.place())
     assert (begun.training.setting.local_steps > 4) is more
     assert (begun.training.setting.local_steps == 1) is not more
 
@@ -361,7 +361,7 @@ def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
     answers.run(begun.begin())
     assert begun.training.setting.local_steps == 8
     assert begun.training.setting.outer_rate == 1.5  # as far as the knob reaches: there is no outer momentum
-    answers.run(begun.measure())
+    answers.run(begun.placing.measure())
     seconds = [begun.system.push_seconds(replace(begun.training.setting, local_steps=n)) for n in (8, 16)]
     assert (seconds[1] - seconds[0]) * len(of.start.workers) == pytest.approx(8.0, rel=0.2)
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuners.actions import Job, Reconfigure, Rejected, Run, Tuner, Window
-from tuners.applicability import nothing_to_tune_if
+from tuners.applicability import learns_nothing, nothing_to_tune_if
 from tuners.baselines.local_steps.synchronous import steps_are_held, synchronous
 from tuners.factory_options import Count, Share
 
@@ -26,9 +26,7 @@ __all__ = ["adacomm", "next_period"]
 
 
 def _no_schedule(job: Job) -> str:
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: it has no loss that could set the number of local steps."
-    return steps_are_held(job)
+    return learns_nothing(job, "it has no loss that could set the number of local steps") or steps_are_held(job)
 
 
 @nothing_to_tune_if(_no_schedule)

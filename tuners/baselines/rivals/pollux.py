@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from tuners.actions import Job, MeasureNoise, Reconfigure, Rejected, Run, Setting, Tuner
-from tuners.applicability import nothing_to_tune_if
+from tuners.applicability import learns_nothing, nothing_to_tune_if
 from tuners.baselines.rivals.speed_model import seconds_of_a_push
 from tuners.factory_options import Count, NonNegative, Share
 from tuners.settings import Choice
@@ -31,8 +31,8 @@ __all__ = ["adascale", "cycle_seconds", "efficiency", "pollux"]
 
 
 def _no_batch(job: Job) -> str:
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: it has no gradients that could be noisy."
+    if said := learns_nothing(job, "it has no gradients that could be noisy"):
+        return said
     free = job.space.frees("batch_size") and job.space.frees("learning_rate") and not job.start.loads
     return "" if free else "Batch and learning rate are not both free here."
 

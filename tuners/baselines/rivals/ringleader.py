@@ -31,15 +31,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
-from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
+from tuners.applicability import learns_nothing, nothing_to_tune_if, policy_cannot_be_installed
 
 __all__ = ["ringleader", "ringleader_policy"]
 
 
 def _nothing_is_learned(job: Job) -> str:
-    if job.target.counts:
-        return f"This job counts {job.target.metric}: whose gradients it has does not matter."
-    return policy_cannot_be_installed(job)
+    return learns_nothing(job, "whose gradients it has does not matter") or policy_cannot_be_installed(job)
 
 
 @nothing_to_tune_if(_nothing_is_learned)

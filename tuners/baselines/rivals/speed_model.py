@@ -95,7 +95,7 @@ def tuned(
         if plan or not able or _pair(current) not in measured:
             continue
         speed, now = _speed(job, measured, terms), _pair(current)
-        best = max(choose(speed, able), *(measured.keys() & able), key=speed)
+        best = max([choose(speed, able), *(measured.keys() & able)], key=speed)
         if best != now and speed(best) > (1 + gain) * speed(now):
             plan = [(best, f"{speed(best) / speed(now):.2f} times as fast by the fit")]
 

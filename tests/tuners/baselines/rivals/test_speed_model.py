@@ -128,6 +128,31 @@ def test_a_pair_that_is_refused_is_not_asked_for_again(name):
     assert len(Refusing.asked) == len(set(Refusing.asked)) > 0
 
 
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_machine_is_lost_before_any_pair_that_is_left_was_measured(name):
+    """The start has both roles on every machine. After a loss its pair is none that the job can ask for."""
+    left = SHARED.nodes[1:]
+    lost = SHARED.nodes[0].name
+    kept = [i for i, w in enumerate(SHARED.start.workers) if w != lost]
+    now = replace(
+        SHARED.start,
+        workers=tuple(SHARED.start.workers[i] for i in kept),
+        servers=tuple(n for n in SHARED.start.servers if n != lost),
+        loads=tuple(SHARED.start.loads[i] for i in kept),
+    )
+    tuner, answer, asked = RIVALS[name](SHARED), None, []
+    for _ in range(12):
+        action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+        if isinstance(action, Reconfigure):
+            asked.append(action.setting)
+            answer = Rejected("Cannot do that: the test refuses it.")
+            continue
+        at = np.arange(1.0, action.clocks + 1)
+        answer = replace(window(SHARED, np.ones(action.clocks), at, workers=now.workers), setting=now, nodes=left)
+    assert asked
+    assert lost not in (*asked[-1].workers, *asked[-1].servers)
+
+
 @cache
 def seconds(tuner, seed=0):
     return harness.play("cruise-nmf-32", tuner, seed=seed).score

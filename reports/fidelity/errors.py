@@ -1,0 +1,182 @@
+"""How far predictions are from recorded times: order, relative errors, intervals, and what any predictor could reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binomtest, kendalltau
+
+from reports.fidelity.repetitions import Told, exact, once_more, repeated
+from reports.figures.predicted import FORMS, Form
+from simulators.calibration.spread import LEVEL_PERCENT
+from simulators.calibration.validation import COMPLETION, Prediction
+
+__all__ = [
+    "EXACT",
+    "HELD_OUT_KIND",
+    "KINDS",
+    "MEDIAN",
+    "P95",
+    "TAU",
+    "Ceiling",
+    "Coverage",
+    "Errors",
+    "best_closed_form",
+    "by_split",
+    "ceilings",
+    "coverage",
+    "errors",
+    "missed",
+    "off_level",
+    "share_in_order",
+    "tau_interval",
+    "told",
+]
+
+MEDIAN, P95, TAU = 0.05, 0.15, 0.9  # what is to be reached on rows that were not fitted
+_APART = 0.05  # relative difference of recorded times from which a pair of settings counts as different
+_RESAMPLES = 500  # of settings, for the interval of tau
+
+
+class Errors(NamedTuple):
+    """Order and relative errors of the predictions of one group."""
+
+    rows: int
+    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings
+    median: float
+    p95: float
+
+
+class Coverage(NamedTuple):
+    """How many recorded values are within the intervals of their predictions, and how wide these are."""
+
+    inside: int
+    rows: int  # with an interval
+    half_width: float = math.nan  # mean of half the intervals' widths over their predictions
+
+
+def coverage(made: Sequence[Prediction], form: Form = FORMS[0]) -> Coverage:
+    """The coverage of the intervals of a form; predictions without an interval do not count."""
+    ends = [(form.low(p), form.high(p), p.recorded, form.held_out(p)) for p in made]
+    bounded = [each for each in ends if all(map(math.isfinite, each))]
+    if not bounded:
+        return Coverage(0, 0)
+    low, high, recorded, told = np.array(bounded).T
+    inside = int(((low <= recorded) & (recorded <= high)).sum())
+    return Coverage(inside, len(bounded), float(((high - low) / (2 * told)).mean()))
+
+
+def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
+    """Errors of the predictions that `which` picks; predictions that could not be made (nan) do not count."""
+    return _errors(told(made, which), len({p.label for p in made if math.isfinite(which(p))}))
+
+
+def told(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Told:
+    """What `which` picks, and what was recorded, of the predictions that could be made."""
+    return Told(*np.array([(which(p), p.recorded) for p in made if math.isfinite(which(p))]).reshape(-1, 2).T)
+
+
+def _errors(told: Told, settings: int) -> Errors:
+    if not len(told.recorded):
+        return Errors(0, *(math.nan,) * 3)
+    off = np.abs(told.predicted / told.recorded - 1)
+    tau = float(kendalltau(told.predicted, told.recorded).statistic) if settings >= 3 else math.nan
+    return Errors(len(off), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
+
+
+def tau_interval(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> tuple[float, float]:
+    """The 90 % percentile interval of `Errors.tau`, by a bootstrap over settings; nan with fewer than three."""
+    settings: dict[str, list[tuple[float, float]]] = {}
+    for p in made:
+        if math.isfinite(which(p)):
+            settings.setdefault(f"{p.group} {p.label}", []).append((which(p), p.recorded))
+    groups = list(settings.values())
+    if len(groups) < 3:
+        return math.nan, math.nan
+    rng, found = np.random.default_rng(0), []
+    for _ in range(_RESAMPLES):
+        # Kendall's tau-b: a setting that is drawn twice is tied with itself, and such pairs do not count.
+        drawn = [pair for i in rng.integers(len(groups), size=len(groups)) for pair in groups[i]]
+        found.append(float(kendalltau(*zip(*drawn, strict=True)).statistic))
+    low, high = np.nanquantile(found, [0.05, 0.95]) if np.isfinite(found).any() else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def share_in_order(told: Told) -> float:
+    """The share of pairs of rows in the right order, of those that were recorded at least 5 % apart; nan for none."""
+    first, second = np.triu_indices(len(told.recorded), 1)
+    predicted, recorded = (np.log(values[first] / values[second]) for values in told)
+    apart = np.abs(recorded) > _APART
+    return float(np.mean(predicted[apart] * recorded[apart] > 0)) if apart.any() else math.nan
+
+
+EXACT, _ONCE_MORE = "an exact prediction", "recording once more"
+
+
+class Ceiling(NamedTuple):
+    """What a predictor that uses the recording itself reaches: means over made-up recordings, or over repetitions."""
+
+    name: str
+    errors: Errors  # of the rows of repeated settings
+    right: float  # share of pairs in the right order
+
+
+def ceilings(made: Sequence[Prediction]) -> list[Ceiling]:
+    """What the noise of a recording allows, see `repetitions`; empty where no setting was recorded twice."""
+    settings = repeated(made)
+    rows = sum(map(len, settings))
+    found = []
+    for name, several in ((EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))):
+        if several:
+            each = np.array([(*_errors(told, len(settings))[1:], share_in_order(told)) for told in several])
+            *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
+            found.append(Ceiling(name, Errors(rows, *of_errors), right))
+    return found
+
+
+HELD_OUT_KIND = "simulator, held out"
+
+
+KINDS: tuple[tuple[str, Callable[[Prediction], float]], ...] = (
+    ("simulator, fitted", FORMS[0].fitted),
+    *((f"{form.name}, held out", form.held_out) for form in FORMS),
+)
+
+
+def best_closed_form(made: Sequence[Prediction]) -> Form:
+    """The closed form with the lower median error on these rows. As it is chosen with the recorded times known, this
+    comparison favours it."""
+    return min(FORMS[1:], key=lambda form: (math.isnan(m := errors(made, form.held_out).median), m))
+
+
+def by_split(predictions: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
+    """Predictions of cycles that the constants were not fitted to, by split."""
+    found: dict[str, list[Prediction]] = {}
+    for p in predictions:
+        if p.workers and not p.group.endswith(COMPLETION):
+            found.setdefault(p.split, []).append(p)
+    return list(found.items())
+
+
+def off_level(held: Coverage) -> bool:
+    """Whether the intervals hold more or fewer values than their level says, beyond chance (binomial test, 5 %)."""
+    return held.rows > 0 and float(binomtest(held.inside, held.rows, LEVEL_PERCENT / 100).pvalue) < 0.05
+
+
+def missed(e: Errors, held: Coverage) -> list[str]:
+    """What is not reached, in words."""
+    missed = []
+    if not e.rows:
+        return ["nothing could be predicted"]
+    if e.tau < TAU:
+        missed.append("tau")
+    if e.median > MEDIAN:
+        missed.append("median")
+    if e.p95 > P95:
+        missed.append("95th percentile")
+    if off_level(held):
+        missed.append("coverage")
+    return missed

@@ -1,0 +1,260 @@
+"""What a fidelity check found, in words, for its page and for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from reports.fidelity.errors import (
+    EXACT,
+    MEDIAN,
+    P95,
+    TAU,
+    Coverage,
+    Errors,
+    best_closed_form,
+    by_split,
+    ceilings,
+    coverage,
+    errors,
+    missed,
+    off_level,
+)
+from reports.fidelity.repetitions import repeated
+from reports.figures.predicted import FORMS
+from simulators.calibration.spread import LEVEL_PERCENT
+from simulators.calibration.validation import HELD_OUT, OTHER, Check, Prediction
+
+__all__ = [
+    "AblationRow",
+    "ablations",
+    "covered",
+    "fit_errors",
+    "fitted_to",
+    "groups",
+    "limits_of",
+    "percent",
+    "reached",
+    "recording_title",
+    "simulation_error",
+    "tau_text",
+    "undetermined",
+    "undivided",
+    "untold_noise",
+    "verdict_sentences",
+    "worst_group",
+]
+
+
+def tau_text(e: Errors) -> str:
+    """Kendall's tau as text; a dash where there is none."""
+    return "-" if math.isnan(e.tau) else f"{e.tau:.2f}"
+
+
+def percent(value: float) -> str:
+    """A share as text; a dash for nan."""
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+def covered(c: Coverage) -> str:
+    """How many values are within their intervals, and half the intervals' mean width."""
+    return f"{c.inside} of {c.rows}, ±{c.half_width:.0%}" if c.rows else "-"
+
+
+def reached(e: Errors, held: Coverage) -> str:
+    """ "yes", or what is not within reach."""
+    short = missed(e, held)
+    return f"not: {', '.join(short)}" if short else "yes"
+
+
+def groups(made: Check) -> list[tuple[str, list[Prediction]]]:
+    """Predictions by group and split; the name of a split follows that of the group, except that of cross-validation."""
+    found: dict[str, list[Prediction]] = {}
+    for p in made.predictions:
+        found.setdefault(p.group if p.split in (HELD_OUT, OTHER) else f"{p.group}, {p.split}", []).append(p)
+    return list(found.items())
+
+
+def recording_title(made: Check) -> str:
+    """The recorded job for one of our own recordings, else the source."""
+    return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
+
+
+def fitted_to(made: Check) -> list[str]:
+    """What the constants were fitted to, where that was another recording."""
+    return [f"predicted by a fit to: {made.fitted_to}"] if made.fitted_to else []
+
+
+def fit_errors(made: Check) -> list[str]:
+    """How near the constants are to the rows that they were fitted to."""
+    several = len(made.fits) > 1
+    return [
+        f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {percent(fit.error)}"
+        for job, fit in made.fits.items()
+    ]
+
+
+def undivided(made: Check) -> list[str]:
+    """Why some rows were not held out."""
+    if not made.undivided:
+        return []
+    names = ", ".join(made.undivided)
+    return [f"nothing is held out of {names}: only one combination of policy, workers and servers was recorded"]
+
+
+def simulation_error(made: Check) -> list[str]:
+    """How exact the simulated means are, where that is known."""
+    known = [p.error for p in made.predictions if math.isfinite(p.error)]
+    if not known:
+        return []
+    return [f"standard error of the simulated means: median {np.median(known):.2%}, at most {max(known):.2%}"]
+
+
+def untold_noise(made: Check) -> list[str]:
+    """That nothing tells the noise of a recording without repetitions."""
+    rows = [p for _, some in by_split(made.predictions) for p in some]
+    if not rows or repeated(rows):
+        return []
+    return ["no setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"]
+
+
+def verdict_sentences(checks: Sequence[Check]) -> list[str]:
+    """The overall result, in sentences, worst first; empty without predictions of cycles."""
+    every = [(made, split, rows) for made in checks for split, rows in by_split(made.predictions)]
+    if not every:
+        return []
+    found = [(errors(rows, FORMS[0].held_out), coverage(rows)) for *_, rows in every]
+    good = sum(not missed(e, Coverage(0, 0)) for e, _ in found)
+    all_rows = [p for *_, rows in every for p in rows]
+    mine = errors(all_rows, FORMS[0].held_out)
+    held = coverage(all_rows)
+    ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
+    ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
+    said = [
+        *([f"The order of settings, which a tuner needs: tau is {' to '.join(ends)}."] if ranked else []),
+        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
+        f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%}).",
+        f"Over all {mine.rows} cycles that were not fitted, it is off by {percent(mine.median)} in the median and "
+        f"{percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
+    ]
+    exactly = [c.errors for *_, rows in every for c in ceilings(rows) if c.name == EXACT]
+    if exactly:
+        within = sum(not missed(e, Coverage(0, 0)) for e in exactly)
+        said.append(
+            f"Recorded times are noisy: even an exact prediction would be within reach in {within} of the {len(exactly)} "
+            "comparisons whose settings were recorded more than once."
+        )
+    if held.rows:
+        share = held.inside / held.rows
+        far = "beyond chance" if off_level(held) else "within chance"
+        level = f"{LEVEL_PERCENT} %"
+        said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
+    return said
+
+
+def _against_closed_forms(comparisons: Sequence[Sequence[Prediction]]) -> str:
+    """How far the best closed form of each comparison is off, and how often the simulator's median error is lower."""
+    best = [best_closed_form(rows) for rows in comparisons]
+    off = [abs(form.held_out(p) / p.recorded - 1) for form, rows in zip(best, comparisons, strict=True) for p in rows]
+    known = [x for x in off if math.isfinite(x)]
+    if not known:
+        return "No closed form predicts them."
+    medians = [
+        (errors(rows, FORMS[0].held_out).median, errors(rows, form.held_out).median)
+        for form, rows in zip(best, comparisons, strict=True)
+    ]
+    lower = sum(mine < closed for mine, closed in medians)
+    median, p95 = (percent(float(x)) for x in np.quantile(known, [0.5, 0.95]))
+    return (
+        f"The best closed form, chosen in each comparison with the recorded times known, is off by {median} and {p95}; "
+        f"the simulator's median error is lower in {lower} of {len(medians)} comparisons."
+    )
+
+
+def limits_of(made: Check) -> list[str]:
+    """What a recording cannot tell, in sentences: what it does not have, and how far its own repetitions are apart."""
+    rows = [p for _, some in by_split(made.predictions) for p in some]
+    if not rows:
+        return []
+    each = (("workers", "workers"), ("servers", "servers"), ("batch_size", "samples in a mini-batch"))
+    seen = [f"{_range([getattr(p, name) for p in rows])} {words}" for name, words in each]
+    said = [f"{recording_title(made)} has {seen[0]}, {seen[1]} and {seen[2]}; nothing is said of others."]
+    shares = [p.compute_share for p in rows if math.isfinite(p.compute_share)]
+    if shares:
+        low, high = (f"{end:.0%}" for end in (min(shares), max(shares)))
+        part = low if low == high else f"{low} to {high}"
+        said.append(f"Computing is {part} of its cycles, {np.median(shares):.0%} in the median.")
+    ratios, count = [of.max() / of.min() - 1 for of in repeated(rows)], len({p.setting for p in rows})
+    if ratios and len(ratios) < count:
+        said.append(f"{count - len(ratios)} of its {count} settings were recorded only once.")
+    if ratios:
+        said.append(
+            f"From the fastest to the slowest repetition of a setting there are {np.median(ratios):.0%} in the median, at "
+            f"most {max(ratios):.0%}: no prediction can be nearer than that to all of them."
+        )
+    return [*said, *(f"{why[0].upper()}{why[1:]}." for why in untold_noise(made))]
+
+
+def undetermined(checks: Sequence[Check]) -> list[str]:
+    """The constants that no fitted row determines."""
+    unknown = sorted({name for made in checks for fit in made.fits.values() for name in fit.refused})
+    return (
+        [f"No fitted row determines {', '.join(unknown)}: of jobs in which these matter, intervals alone say something."]
+        if unknown
+        else []
+    )
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def worst_group(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
+    """Sentences about the worst order and the largest error of a group, and about groups that could not be predicted."""
+    found = [errors(rows, lambda p: p.held_out) for _, rows in groups]
+    known = [e for e in found if e.rows]
+    if not known:
+        return ""
+    lost = len(found) - len(known)
+    but = f", except in {lost} that the other rows could not predict" if lost else ""
+    ranked = [e.tau for e in known if math.isfinite(e.tau)]
+    order = f"tau is at least {min(ranked):.2f} and " if ranked else ""
+    counts = [coverage(rows) for _, rows in groups]
+    bounded = sum(c.rows for c in counts)
+    inside = sum(c.inside for c in counts)
+    worst = f"Held out, {order}the median error is at most {percent(max(e.median for e in known))} in every group{but}."
+    if not bounded:
+        return worst
+    return f"{worst} {inside / bounded:.0%} of {bounded} recorded values are within their {LEVEL_PERCENT} % intervals."
+
+
+class AblationRow(NamedTuple):
+    """Errors of the simulator with all its physics, or without a part, as text."""
+
+    recording: str
+    span: int  # rows of the table that the recording heads; 0 after the first of them
+    lacks: str
+    tau: str
+    median: str
+    p95: str
+
+
+def ablations(made: Check) -> list[AblationRow]:
+    """The errors with all physics, then without each part; empty where no part was left out."""
+    if not made.ablations:
+        return []
+    every = [("nothing", made.predictions), *((a.lacks, a.predictions) for a in made.ablations)]
+    rows = list[AblationRow]()
+    for lacks, predictions in every:
+        told = [p for _, some in by_split(predictions) for p in some]
+        e = errors(told, FORMS[0].held_out)
+        rows.append(
+            AblationRow(
+                recording_title(made), len(every) * (not rows), lacks, tau_text(e), percent(e.median), percent(e.p95)
+            )
+        )
+    return rows

@@ -1,0 +1,136 @@
+"""The tuners of a comparison among those of a published site, so that a new tuner is played alone, and not all others again.
+
+A published site has the scores of its runs, but neither their evaluations nor their settings. So what is joined here can be
+shown as an overview only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from harness.comparison.merge import ComparisonFolder, check_same
+from reports.verdicts.summary import OUTCOME, SUMMARY
+from traces import store
+from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
+from traces.store import Results
+
+__all__ = ["among_published", "published_hosts"]
+
+
+def among_published(
+    results: Results, folder: Path, scenarios: Mapping[str, str], site: Path, replaced: Collection[str] = ()
+) -> Results:
+    """The scores of `results` together with those of the published `site`, on the scenarios of `results`.
+
+    `results` were read from `folder`; `scenarios` are their texts, by name. The runs of a tuner in `replaced` are those of
+    `results`. Any other tuner that both have must have the same outcomes in both, which shows that this program still
+    computes what the site's did.
+
+    Raises ValueError where `site` is no published site; where it lacks a scenario or a seed, or has another text of a
+    scenario; where both have no tuner in common; where a tuner that is not `replaced` has other outcomes; or where one that
+    is `replaced` was not played.
+    """
+    manifest, published = _read(site)
+    _check_scenarios(results, folder, scenarios, site, manifest)
+    here = published.filter(pl.col("scenario").is_in(results.manifest["scenarios"]))
+    own = set(results.manifest["tuners"])
+    _check_tuners(results, folder, here, site, own, set(replaced))
+    added = here.filter(~pl.col("tuner").is_in(list(own)))
+    played = pl.col("status") != NOT_APPLICABLE
+    return Results(
+        _manifest(results, manifest),
+        pl.concat([added.filter(played), results.scores]).sort(KEYS),
+        results.evaluations,
+        results.settings,
+        pl.concat([_host(added, site), results.host]),
+        pl.concat([added.filter(~played), results.not_applicable]).sort(KEYS),
+        results.oracles,
+    )
+
+
+def published_hosts(results: Results, site: Path) -> pl.DataFrame:
+    """What the site's tuners that are not in `results` cost their hosts, in all its scenarios.
+
+    Empty where `results` have only some of these scenarios.
+    """
+    hosts = pl.read_csv(site / "tables" / "host.csv")
+    if set(store.read_manifest(site)["scenarios"]) != set(results.manifest["scenarios"]):
+        return hosts.clear()
+    return hosts.filter(~pl.col("tuner").is_in(results.manifest["tuners"]))
+
+
+def _read(site: Path) -> tuple[dict[str, Any], pl.DataFrame]:
+    if not (site / "tables" / "scores.parquet").is_file():
+        raise ValueError(f"Cannot add to {site}: it is no site of `harness publish`, as it lacks tables/scores.parquet.")
+    return store.read_manifest(site), store.read(site / "tables" / "scores.parquet", SCORES)
+
+
+def _check_scenarios(
+    results: Results, folder: Path, scenarios: Mapping[str, str], site: Path, manifest: dict[str, Any]
+) -> None:
+    """Raise ValueError where the site does not have all scenarios and seeds of the results, with the same texts."""
+    known = manifest.get("seeds_of", {})
+    for name, seeds in sorted(results.manifest.get("seeds_of", {}).items()):
+        if name not in known:
+            raise ValueError(
+                f"Cannot add {folder} to {site}: no scenario {name!r} is there. Play those of {site / 'scenarios'}."
+            )
+        if seeds > known[name]:
+            raise ValueError(
+                f"Cannot add {folder} to {site}: {name} has {seeds} seeds, and {known[name]} there. "
+                f"Play it with --seeds {known[name]}."
+            )
+    texts = {name: (site / "scenarios" / f"{name}.toml").read_bytes() for name in scenarios}
+    theirs, ours = ComparisonFolder(site, dict(manifest), texts), {name: text.encode() for name, text in scenarios.items()}
+    check_same(theirs, ComparisonFolder(folder, results.manifest, ours))
+
+
+def _check_tuners(
+    results: Results, folder: Path, published: pl.DataFrame, site: Path, own: set[str], replaced: set[str]
+) -> None:
+    """Raise ValueError where runs that both have differ, or where no tuner was played in both."""
+    if unknown := sorted(replaced - own):
+        raise ValueError(f"Cannot replace {unknown[0]!r} in {site}: {folder} has no run of it.")
+    common = own & set(published["tuner"])
+    if not common:
+        raise ValueError(
+            f"Cannot add {folder} to {site}: no tuner is in both, so nothing shows that both were computed alike. "
+            "Play fixed, too: `harness compare ... --resume`."
+        )
+    before = {row[:3]: row[3:] for row in published.select(*KEYS, *OUTCOME).iter_rows()}
+    for row in results.scores.sort(KEYS).select(*KEYS, *OUTCOME).iter_rows():
+        scenario, tuner, seed = row[:3]
+        was = before.get(row[:3])
+        if tuner in replaced or was is None or repr(was) == repr(row[3:]):  # as text, where nan equals itself
+            continue
+        column, a, b = next((c, a, b) for c, a, b in zip(OUTCOME, was, row[3:], strict=True) if repr(a) != repr(b))
+        raise ValueError(
+            f"Cannot add {folder} to {site}: {column} of {tuner} on {scenario} with seed {seed} is {b}, and {a} there. "
+            f"Where the tuner has changed since, or another processor rounds differently, use --replace {tuner}."
+        )
+
+
+def _manifest(results: Results, published: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the results, with the tuners and oracles of the site."""
+    made = dict(results.manifest)
+    for key in ("tuners", "oracles"):
+        made[key] = list(dict.fromkeys([*published.get(key, []), *results.manifest.get(key, [])]))
+    return made
+
+
+def _host(added: pl.DataFrame, site: Path) -> pl.DataFrame:
+    """Thinking seconds by the site's tables, which have means per scenario and tuner, and no wall seconds of single runs."""
+    known = store.read(site / "tables" / "summary.parquet", SUMMARY).select("scenario", "tuner", "thinking_seconds")
+    return (
+        added.select(KEYS)
+        .join(known, on=["scenario", "tuner"], how="left")
+        .with_columns(
+            thinking_seconds=pl.col("thinking_seconds").fill_null(math.nan), wall_seconds=math.nan, machine=pl.lit("")
+        )
+        .select([pl.col(name).cast(kind) for name, kind in HOST.items()])
+    )

@@ -1,0 +1,120 @@
+"""A static site of a finished comparison: overview, a page per scenario, and the tables, without files of single runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from reports.figures.gantt import packed_run
+from reports.output.export import markdown
+from reports.output.extension import among_published, published_hosts
+from reports.pages.page import pages, texts
+from reports.verdicts.summary import summary
+from traces import store
+from traces.schema import EVALUATIONS, SCORES, SETTINGS
+from traces.store import Results, load_results, write_bytes
+
+__all__ = ["publish"]
+
+
+def publish(
+    folder: Path, out: Path, *, only_overview: bool = False, onto: Path | None = None, replaced: Collection[str] = ()
+) -> Path:
+    """Write the site of the comparison in `folder` to the new folder `out`, and return the path of its first page.
+
+    With `only_overview`, a comparison of several scenarios gets no page per scenario. The tables of evaluations and of
+    settings, which are most of its bytes, are left out, and the host's times are summed per tuner.
+
+    With `onto`, a published site, its tuners are shown beside those of `folder`, as an overview. The runs of the tuners
+    `replaced` are those of `folder` (`reports.output.extension`).
+
+    Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, where `out` is there already, or
+    where the runs of `folder` do not fit to those of `onto`.
+    """
+    if replaced and onto is None:
+        raise ValueError("Cannot replace tuners of no site: name one with --onto.")
+    results = load_results(folder)
+    if (missing := _missing(results)) is not None:
+        raise ValueError(
+            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
+            "`harness compare --resume`."
+        )
+    if out.exists():
+        raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
+    scenarios = texts(folder)
+    hosts = _host_by_tuner(folder / "host.csv")
+    if onto is not None:
+        own, results = results, among_published(results, folder, scenarios, onto, replaced)
+        hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
+        only_overview = True
+    partly = out.with_name(f".{out.name}.partly")
+    shutil.rmtree(partly, ignore_errors=True)
+    try:
+        for name, text in pages(
+            results,
+            scenarios,
+            partial(packed_run, folder),
+            first="index.html",
+            with_files=False,
+            only_overview=only_overview,
+        ).items():
+            _write(partly / name, text.encode())
+        (partly / "tables").mkdir(parents=True)
+        every = pl.concat([results.scores, results.not_applicable, results.draws])
+        store.write(every, partly / "tables" / "scores.parquet", SCORES)
+        if only_overview:
+            _write(partly / "tables" / "host.csv", hosts.write_csv().encode())
+        else:
+            store.write(results.evaluations, partly / "tables" / "evaluations.parquet", EVALUATIONS)
+            store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
+            _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
+        table = summary(results)
+        store.write(table, partly / "tables" / "summary.parquet", table.schema)  # as CSV, four times as many bytes
+        _write(partly / "report.md", markdown(results).encode())
+        for path in sorted((folder / "scenarios").glob("*.toml")):
+            _write(partly / "scenarios" / path.name, path.read_bytes())
+        _write(partly / "manifest.json", (json.dumps(results.manifest, indent=1) + "\n").encode())
+        partly.rename(out)
+    finally:
+        shutil.rmtree(partly, ignore_errors=True)
+    return out / "index.html"
+
+
+def _host_by_tuner(path: Path) -> pl.DataFrame:
+    """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one."""
+    name = pl.col("tuner").str.split("+").list.first()
+    return (
+        store.read_host(path)
+        .group_by(name, "machine")
+        .agg(pl.len().alias("runs"), pl.col("thinking_seconds", "wall_seconds").sum().round(1))
+        .sort("tuner", "machine")
+    )
+
+
+def _missing(results: Results) -> str | None:
+    """The first run of the manifest that is in no table, in words."""
+    manifest = results.manifest
+    played = {
+        (scenario, tuner, seed)
+        for frame in (results.scores, results.not_applicable, results.draws)
+        for scenario, tuner, seed in frame.select("scenario", "tuner", "seed").iter_rows()
+    }
+    drawn = set(store.drawn_scenarios(manifest))
+    for scenario in manifest.get("scenarios", []):
+        seeds = manifest.get("seeds_of", {}).get(scenario, manifest.get("seeds", 1))
+        oracles = manifest.get("oracles", []) if scenario in drawn else []  # these are not run under draws
+        for tuner in (t for t in manifest.get("tuners", []) if t not in oracles):
+            for seed in range(int(seeds)):
+                if (scenario, tuner, seed) not in played:
+                    return f"{tuner} on {scenario} with seed {seed}"
+    return None if manifest.get("scenarios") else "any tuner"
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, data)

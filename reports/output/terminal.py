@@ -1,0 +1,79 @@
+"""What `harness compare` and `harness report` print: the answer first, then the tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from reports.output.terminal_table import render
+from reports.verdicts import arenas, calibration_ranks
+from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, not_applicable
+from reports.verdicts.summary import summary
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from traces.store import Results
+
+__all__ = ["show"]
+
+_TABLES = 8  # scenarios, at the most, whose tables are printed; of more there are only the answers
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the answer over all scenarios and over each family, then each scenario's answer and its table."""
+    from rich.markup import escape
+    from rich.text import Text
+
+    table = summary(results)
+    names = list(dict.fromkeys(table["scenario"].to_list()))
+    if len(names) > 1:
+        for family, members in arenas.families(names).items():
+            found = arenas.arenas_of(results, members, family)
+            console.print(_text(arenas.answer(found)), soft_wrap=True)
+            for sentence in arenas.sentences(found):
+                console.print(escape(sentence), style="dim", highlight=False)
+            console.print()
+    for name in names:
+        rows = table.filter(pl.col("scenario") == name)
+        said = _text(answer(rows))
+        console.print(said if len(names) == 1 else Text.assemble(f"{name}: ", said), soft_wrap=True)
+        for sentence in _causes(results, name):
+            console.print(escape(sentence), highlight=False, soft_wrap=True)
+        if (under := calibration_ranks.ranks(results, rows)) is not None:
+            for sentence in calibration_ranks.sentences(under):
+                console.print(escape(sentence), highlight=False, soft_wrap=True)
+        if len(names) <= _TABLES:
+            for one in render(rows, columns=max(50, console.width)):
+                console.print(one)
+        for oracle, seen in results.oracles.get(name, {}).items():
+            if len(names) <= _TABLES:
+                console.print(f"{oracle} is the best of {seen['settings']} fixed settings.", highlight=False)
+    if len(names) > _TABLES:
+        console.print(f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages.")
+        return
+    idle = not_applicable(results)
+    if idle and not names:
+        console.print(f"{NOTHING_TO_TUNE}; nothing was run.", highlight=False)
+    for sentence in idle:
+        console.print(escape(sentence), highlight=False)
+
+
+def _causes(results: Results, scenario: str) -> list[str]:
+    """Why no run of a scenario reached its target: what is said of most of them; nothing where one did, or all failed."""
+    runs = results.scores.filter(pl.col("scenario") == scenario)
+    ended = runs.filter(pl.col("status") != "error")
+    if runs["reached"].any() or ended.is_empty():
+        return []
+    causes = ended["reason"].value_counts(sort=True)
+    # Equal counts in the order of the text, so that the same results print the same line.
+    top = causes.filter(pl.col("count") == causes["count"].max()).sort("reason")
+    return [f"{top['count'][0]} of {runs.height} runs: {top['reason'][0]}"]
+
+
+def _text(said: Answer) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(said.before, (said.tuner, "bold"), said.after)

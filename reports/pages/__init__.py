@@ -1,0 +1,1 @@
+"""The pages of a comparison: an overview, and a page per scenario."""

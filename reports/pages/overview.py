@@ -1,0 +1,88 @@
+"""The first page of a comparison of several scenarios: what all of them and every family say, and each one's answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from reports.figures.across import heat_map, mean_ratios, performance
+from reports.figures.drawing import Drawing
+from reports.pages.cells import Cell, NumberedDrawing, numbered, p_text
+from reports.templates.rendering import fill
+from reports.verdicts import arenas
+from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, not_applicable
+from reports.verdicts.numbers import relative
+from traces.store import Results
+
+__all__ = ["OverviewFigures", "overview", "overview_figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewFigures:
+    """The figures of one family."""
+
+    means: Drawing
+    regret: Drawing
+    profile: Drawing
+
+    def all(self) -> list[Drawing]:
+        return [self.means, self.regret, self.profile]
+
+
+def overview_figures(found: arenas.Arenas, name: str) -> OverviewFigures:
+    """The figures over the arenas of `found`."""
+    return OverviewFigures(
+        mean_ratios(found, f"{name}-means"), heat_map(found, f"{name}-regret"), performance(found, f"{name}-profile")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _FamilySection:
+    """What the overview shows of one family, or of all arenas together."""
+
+    title: str
+    answer: Answer
+    sentences: list[str]
+    base: str
+    rows: list[tuple[str, str, list[Cell]]]  # tuner, class of the row, cells
+    figures: list[NumberedDrawing | None]
+
+
+def overview(results: Results, table: pl.DataFrame, addresses: Mapping[str, str], common: dict[str, Any]) -> str:
+    """The overview of the scenarios in `addresses`: by name, where the overview links to; "" for no link."""
+    names = list(addresses)
+    sections = []
+    for i, (family, members) in enumerate(arenas.families(names).items()):
+        found = arenas.arenas_of(results, members, family)
+        rows = [_family_row(row, len(found.arenas)) for row in found.rows.iter_rows(named=True)]
+        figures = [numbered(d) for d in overview_figures(found, f"over{i}").all()] if found.rows.height else []
+        title = f"Family {family}" if family else "All scenarios"
+        sections.append(_FamilySection(title, arenas.answer(found), arenas.sentences(found), found.base, rows, figures))
+    each = [(name, address, answer(table.filter(pl.col("scenario") == name))) for name, address in addresses.items()]
+    idle = [] if names else not_applicable(results)
+    title = f"{len(names)} scenarios" if names or not idle else NOTHING_TO_TUNE
+    return fill("overview.html.j2", title=title, sections=sections, scenarios=each, idle=idle, **common)
+
+
+def _family_row(row: dict[str, Any], arenas_in_all: int) -> tuple[str, str, list[Cell]]:
+    def ends(name: str, text: Callable[[float], str]) -> Cell:
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        return Cell(text(row[name]), "" if math.isnan(low) else f"{text(low)}\u2013{text(high)}", row[name])
+
+    def percent(value: float) -> str:
+        return f"{value:.0%}"
+
+    cells = [
+        Cell(f"{row['arenas']}/{arenas_in_all}", "", row["arenas"]),
+        ends("ratio", relative),
+        ends("first", percent),
+        Cell(relative(row["mean_rank"]), "", row["mean_rank"]),
+        Cell(row["standing"] or "-", p_text(row["p_leader"]), row["p_leader"]),
+        Cell(p_text(row["p_reference"]) or "-", "", row["p_reference"]),
+        Cell(percent(row["reached"]), f"{row['failed']} failed" if row["failed"] else "", row["reached"]),
+    ]
+    return row["tuner"], "close" if row["standing"] == "not told apart" else row["standing"], cells

@@ -1,0 +1,1 @@
+"""Which tuner leads, how sure that is, and in which words it is said."""

@@ -1,0 +1,312 @@
+"""What a comparison says over several arenas: how far each tuner is from the oracle, how often it is first, which differ.
+
+One arena is a block; its seeds are repetitions, and are averaged before anything else. The value of a tuner in an arena is
+the mean over seeds of the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base
+with the same seed. The base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is in
+`reports.verdicts.statistics`.
+
+A tuner does not apply to an arena where it has nothing to tune, or where all its runs are those of `fixed`: such an arena
+does not count for it. Two tuners are compared on the arenas that both apply to; the leader is the best of those that apply
+to the most arenas.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from harness.scenario import embedded
+from reports.verdicts.conclusions import Answer
+from reports.verdicts.numbers import quantity, relative
+from reports.verdicts.statistics import (
+    Interval,
+    PairedComparison,
+    compare,
+    first_chances,
+    friedman,
+    mean_interval,
+    performance_profile,
+    signed_rank,
+)
+from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
+from traces.store import Results
+
+__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "profile", "sentences"]
+
+_Floats = NDArray[np.float64]
+
+_LEADS_FROM = 0.9  # share of the arenas to which a tuner applies that may lead: elsewhere it leaves the job as it is
+
+ARENAS: dict[str, pl.DataType] = {
+    "family": pl.String(),  # "" over all
+    "tuner": pl.String(),
+    "arenas": pl.Int64(),  # to which the tuner applies
+    "ratio": pl.Float64(),  # geometric mean over arenas of the time over the base's; *_low, *_high: 95 % interval
+    "ratio_low": pl.Float64(),
+    "ratio_high": pl.Float64(),
+    "first": pl.Float64(),  # probability of being first in an arena; *_low, *_high: 95 % interval
+    "first_low": pl.Float64(),
+    "first_high": pl.Float64(),
+    "mean_rank": pl.Float64(),  # over the arenas that all tuners apply to; nan without any
+    "reached": pl.Float64(),  # share of its runs that reached the target
+    "failed": pl.Int64(),  # runs with status "error"
+    "standing": pl.String(),  # leader; not told apart, behind or ahead of it
+    "p_leader": pl.Float64(),  # Wilcoxon, corrected by Holm over all pairs
+    "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
+}
+"""Columns of `Arenas.rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arenas:
+    """The tuners over the arenas of one family."""
+
+    family: str  # "" over all
+    arenas: tuple[str, ...]
+    base: str  # of the ratios: `best_fixed`, or `fixed`
+    rows: pl.DataFrame  # ARENAS, best first
+    comparison: PairedComparison
+    friedman_p: float  # nan where it was not tested
+    log_ratio: _Floats  # [arenas, tuners] in the order of `rows`; nan where a tuner does not apply
+    to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
+    absent: dict[str, str]  # tuners that are not ranked, and why: their runs are another's, or they apply to no arena
+
+
+_DRAWN = re.compile(r"(.+)-v\d+-\d+")
+
+
+def _is_drawn(scenario: str) -> bool:
+    return _DRAWN.fullmatch(scenario) is not None
+
+
+def family_of(scenario: str) -> str:
+    """The family of an arena: of a drawn one by its name ("learning-v1-0007"); of one that ships the first word of its name,
+    which those of one paper or one source share ("boat-a-alexnet"); "" for any other scenario."""
+    if found := _DRAWN.fullmatch(scenario):
+        return found[1]
+    name = scenario.partition("[")[0]
+    return name.partition("-")[0] if name in embedded() else ""
+
+
+def families(scenarios: Sequence[str]) -> dict[str, list[str]]:
+    """Scenarios by family, where there are at least two of one; all of them together under ""."""
+    found: dict[str, list[str]] = {"": list(scenarios)}
+    for name in scenarios:
+        if family := family_of(name):
+            found.setdefault(family, []).append(name)
+    several = {family: names for family, names in found.items() if len(names) > 1}
+    return {f: n for f, n in several.items() if f == "" or n != list(scenarios)}
+
+
+def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> Arenas:
+    """The tuners of `results` over `scenarios`. Raises ValueError without a run of them."""
+    scores = results.scores.filter(pl.col("scenario").is_in(list(scenarios)))
+    by_arena = {str(name): runs for (name,), runs in scores.group_by(["scenario"], maintain_order=True)}
+    arenas = tuple(name for name in scenarios if name in by_arena)
+    if not arenas:
+        raise ValueError(f"Cannot compare over arenas: there is no run of {', '.join(scenarios) or 'any scenario'}.")
+    base = next((b for b in (ORACLE, REFERENCE) if all(b in by_arena[a]["tuner"] for a in arenas)), "")
+    idle = {a: {t for t, one in same_runs(by_arena[a]).items() if one == REFERENCE} for a in arenas}
+    everybody = [t for t in sorted(scores["tuner"].unique()) if t != ORACLE]
+    applies = {t: [a for a in arenas if t in by_arena[a]["tuner"] and t not in idle[a]] for t in everybody}
+    tuners = _distinct([t for t in everybody if applies[t]], applies, by_arena)
+    seconds = {a: _masked(log_minimised(by_arena[a], tuners), tuners, idle[a]) for a in arenas}
+    bases = {a: log_minimised(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
+    log_ratio = np.array([_mean_over_seeds(seconds[a] - bases[a]) for a in arenas])
+    most = max(len(applies[t]) for t in tuners) if tuners else 0
+    able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
+    found = compare(tuners, log_ratio, signed_rank, reference=REFERENCE, may_lead=able)
+    order = [tuners.index(t) for t in found.tuners]
+    first = first_chances([seconds[a] for a in arenas])
+    first[np.isnan(log_ratio)] = math.nan
+    whole = log_ratio[~np.isnan(log_ratio).any(axis=1)]
+    ranks = _mean_ranks(whole)
+    rows = [_row(family, i, tuners, found, log_ratio, first, ranks, scores) for i in order]
+    return Arenas(
+        family=family,
+        arenas=arenas,
+        base=base,
+        rows=pl.DataFrame(rows, schema=ARENAS),
+        comparison=found,
+        friedman_p=friedman(whole) if len(whole) > 1 else math.nan,
+        log_ratio=log_ratio[:, order],
+        to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
+        absent=_absent(results, tuners, everybody, applies),
+    )
+
+
+def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[str, pl.DataFrame]) -> list[str]:
+    """`tuners` without those whose runs are another's in every arena."""
+    same = {a: same_runs(runs) for a, runs in by_arena.items()}
+
+    def double(tuner: str) -> bool:
+        stands = {same[a].get(tuner, "") for a in applies[tuner]}
+        return len(stands) == 1 and "" not in stands and all(applies[tuner] == applies.get(one, []) for one in stands)
+
+    return [t for t in tuners if not double(t)]
+
+
+def _masked(values: _Floats, tuners: list[str], idle: set[str]) -> _Floats:
+    values[:, [i for i, t in enumerate(tuners) if t in idle]] = math.nan
+    return values
+
+
+def _mean_over_seeds(values: _Floats) -> _Floats:
+    """[tuners] from [seeds, tuners]; NaN where a tuner has no run."""
+    some = ~np.isnan(values)
+    total = np.where(some, values, 0.0).sum(axis=0)
+    return np.where(some.any(axis=0), total / np.maximum(some.sum(axis=0), 1), math.nan)
+
+
+def _able(scores: pl.DataFrame, tuner: str) -> bool:
+    mine = scores.filter(pl.col("tuner") == tuner)
+    return bool(mine["reached"].any()) and "error" not in mine["status"]
+
+
+def _mean_ranks(whole: _Floats) -> _Floats:
+    from scipy.stats import rankdata
+
+    return rankdata(whole, axis=1).mean(axis=0) if len(whole) else np.full(whole.shape[1], math.nan)
+
+
+def _to_best(log_ratio: _Floats, tuners: list[str], by_arena: dict[str, pl.DataFrame], arenas: Sequence[str]) -> _Floats:
+    """Ratios to the best contestant of every arena; infinite where none of a tuner's runs reached the target."""
+    reached = np.array([[bool(by_arena[a].filter(pl.col("tuner") == t)["reached"].any()) for t in tuners] for a in arenas])
+    able = np.where(reached, log_ratio, math.inf)
+    best = np.nanmin(np.where(np.isnan(log_ratio), math.inf, able), axis=1, keepdims=True, initial=math.inf)
+    with np.errstate(invalid="ignore"):
+        ratio = np.exp(able - np.where(np.isfinite(best), best, 0.0))
+    return np.where(np.isnan(log_ratio), math.nan, ratio)
+
+
+def _row(
+    family: str,
+    i: int,
+    tuners: list[str],
+    found: PairedComparison,
+    log_ratio: _Floats,
+    first: _Floats,
+    ranks: _Floats,
+    scores: pl.DataFrame,
+) -> dict[str, Any]:
+    tuner = tuners[i]
+    mine = scores.filter(pl.col("tuner") == tuner)
+    mean = mean_interval(log_ratio[:, i][~np.isnan(log_ratio[:, i])])
+    ratio = Interval(math.exp(mean.estimate), math.exp(mean.low), math.exp(mean.high))
+    chance = mean_interval(first[:, i][~np.isnan(first[:, i])])
+    return {
+        "family": family,
+        "tuner": tuner,
+        "arenas": int((~np.isnan(log_ratio[:, i])).sum()),
+        "ratio": ratio.estimate,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "first": chance.estimate,
+        "first_low": chance.low,
+        "first_high": chance.high,
+        "mean_rank": float(ranks[i]),
+        "reached": float(mine["reached"].cast(pl.Float64).to_numpy().mean()),
+        "failed": int((mine["status"] == "error").sum()),
+        "standing": found.standing(tuner) if found.leader else "",
+        "p_leader": found.p_leader.get(tuner, math.nan),
+        "p_reference": found.p_reference.get(tuner, math.nan),
+    }
+
+
+_SAME = "its runs are "
+"""How the reason begins that a tuner is left out though it applies somewhere."""
+
+
+def _absent(results: Results, tuners: list[str], everybody: list[str], applies: dict[str, list[str]]) -> dict[str, str]:
+    found = {t: f"{_SAME}those of fixed" for t in everybody if not applies[t]}
+    found |= {t: f"{_SAME}another tuner's" for t in everybody if applies[t] and t not in tuners}
+    for tuner, reason in results.not_applicable.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+        if tuner not in everybody:
+            found.setdefault(str(tuner), str(reason).rstrip("."))
+    return found
+
+
+def answer(found: Arenas) -> Answer:
+    """The first line over several arenas: which tuner to use, and how sure that is."""
+    leader = found.comparison.leader
+    where = f"{len(found.arenas)} {f'arenas of the family {found.family}' if found.family else 'arenas'}"
+    if not leader or found.rows.height < 2:
+        return Answer(f"Over {where} there is nothing to compare.", "", "")
+    row = found.rows.row(by_predicate=pl.col("tuner") == leader, named=True)
+    close = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "not told apart"]
+    ahead = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "ahead"]
+    interval = "" if math.isnan(row["ratio_low"]) else f" ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
+    if leader == found.base:  # fixed itself, where the oracle was not run
+        after = f": no tuner is faster over {where}; it is"
+    else:
+        after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
+        after += ","
+    after += f" first in {row['first']:.0%} of them"
+    if int(row["arenas"]) < len(found.arenas):
+        after += f" (it applies to {row['arenas']})"
+    if leader == REFERENCE:
+        before = "Keep "
+    elif REFERENCE in close:
+        before = "No tuner is told apart from fixed. The least mean time has "
+    else:
+        before = "Use "
+    others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
+    after += f". Not told apart from it: {', '.join(others)}." if others else ". All others are told apart from it."
+    if ahead:
+        after += f" Better where they apply: {', '.join(ahead)}."
+    return Answer(before, leader, after)
+
+
+def sentences(found: Arenas) -> list[str]:
+    """How the first line was found, and which tuners are left out."""
+    n = len(found.arenas)
+    said = [
+        f"{n} arenas are {n} blocks; seeds are repetitions within them. Times relative to {found.base or 'nothing'}, mean "
+        "of logarithms, intervals by bootstrap over arenas. Differences: Wilcoxon's signed-rank test, corrected by Holm "
+        "over all pairs of tuners (to fixed: over tuners), 5 %."
+    ]
+    if not math.isnan(found.friedman_p):
+        p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
+        said.append(f"Friedman's test over the arenas that all of them apply to: p {p}.")
+    if n < 6:
+        said.append(
+            f"With {n} arenas, Wilcoxon's smallest p value is {2.0 ** (1 - n):.2g}: few differences, or none, can show."
+        )
+    if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
+        which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
+        said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
+    better = found.rows.filter((pl.col("p_reference") < 0.05) & (pl.col("tuner") != REFERENCE))
+    fixed = found.rows.filter(pl.col("tuner") == REFERENCE)
+    if fixed.height:
+        at = float(fixed["ratio"][0])
+        for word, mine in (
+            ("Faster", better.filter(pl.col("ratio") < at)),
+            ("Slower", better.filter(pl.col("ratio") >= at)),
+        ):
+            if mine.height:
+                said.append(f"{word} than {REFERENCE}: {', '.join(mine['tuner'])}.")
+    why: dict[str, list[str]] = {}
+    for tuner, reason in found.absent.items():
+        why.setdefault(reason, []).append(tuner)
+    for words, same in (("Left out", True), ("Not applicable in any arena", False)):
+        each = [f"{', '.join(tuners)} ({reason})" for reason, tuners in why.items() if reason.startswith(_SAME) == same]
+        if each:
+            said.append(f"{words}: {'; '.join(each)}.")
+    said.append(
+        "These arenas are draws of one family: for other arenas of it the same is expected, for other families nothing."
+        if all(_is_drawn(name) for name in found.arenas) and found.family
+        else "Nothing is said of scenarios that were not run, unless these are draws of one family."
+    )
+    return said
+
+
+def profile(found: Arenas) -> tuple[_Floats, _Floats]:
+    """The performance profile of `found`: ratios to the best, [steps], and shares of arenas, [steps, tuners]."""
+    return performance_profile(found.to_best)

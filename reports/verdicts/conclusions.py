@@ -1,0 +1,228 @@
+"""The conclusions of a comparison, in sentences: no more than its intervals and tests support, and what they cannot show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import polars as pl
+
+from reports.verdicts.numbers import count, interval_text, quantity
+from reports.verdicts.statistics import LEAST_BLOCKS, LEVEL, coverage_limit
+from reports.verdicts.summary import ORACLE, REFERENCE, side_of_reference
+
+if TYPE_CHECKING:
+    from traces.store import Results
+
+__all__ = [
+    "NOTHING_TO_TUNE",
+    "Answer",
+    "against_reference",
+    "answer",
+    "coverage",
+    "identical",
+    "limits",
+    "listed",
+    "not_applicable",
+    "not_run",
+    "tally",
+]
+
+NOTHING_TO_TUNE = "No tuner has anything to tune here"
+"""The answer where every tuner is not applicable, so that none was run."""
+
+
+class Answer(NamedTuple):
+    """The first line of a page and of the terminal: which tuner to use. Its text is `before` + `tuner` + `after`."""
+
+    before: str
+    tuner: str  # to be set in bold; "" where there is no advice
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.tuner}{self.after}"
+
+
+class _Words(NamedTuple):
+    """What a scenario minimises, in words."""
+
+    what: str
+    better: str
+    worse: str
+
+
+_WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "cheaper", "dearer")}
+
+
+def answer(rows: pl.DataFrame) -> Answer:
+    """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `summary.summary`."""
+    contestants = rows.filter(pl.col("standing") != "")
+    if contestants.height < 2:
+        only = f" ({rows['tuner'][0]})" if rows.height else ""
+        return Answer(f"Nothing is compared: there is only one kind of run{only}.", "", "")
+    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
+    if not led:
+        budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
+        usd = float(rows["budget_usd"][0])
+        # Without a limit of its own, no run can cost more than the budget of time allows.
+        money = f" and {usd:g} USD" if rows["usd"].fill_nan(0.0).to_numpy().max() > usd * (1 + 1e-9) else ""
+        but = " in any run without failing in another" if rows["reached"].sum() else " in any run"
+        return Answer(f"No tuner reached the target within {budget} s{money}{but}.", "", "")
+    leader = led[0]
+    close = [str(t) for t, s in contestants.select("tuner", "standing").iter_rows() if s == "not told apart"]
+    rest = [f": {_measured(leader)}"]
+    if ORACLE in rows["tuner"]:
+        oracle = rows.row(by_predicate=pl.col("tuner") == ORACLE, named=True)
+        rest.append(f"; oracle {_amount(oracle)}")
+    rest.append(".")
+    if leader["tuner"] == REFERENCE:
+        before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
+    elif REFERENCE in close:
+        before, why = f"No tuner is told apart from fixed. The least {_WORDS[leader['minimise']].what} has ", ""
+    else:
+        before, why = "Use ", ""
+    others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
+    apart = [t for t, s in contestants.select("tuner", "standing").iter_rows() if s in ("behind", "ahead")]
+    if int(leader["seeds"]) < LEAST_BLOCKS:
+        why += " Fewer than three seeds tell nothing apart."
+    elif others:
+        why += f" Not told apart from it: {', '.join(others)}."
+    elif apart:
+        why += " All others are told apart from it."
+    return Answer(before, str(leader["tuner"]), "".join(rest) + why)
+
+
+def _measured(row: dict[str, Any]) -> str:
+    """Time, ratio to the reference, changes and overhead of a row."""
+    parts = [_amount(row)]
+    shown, interval = interval_text(row, "ratio", "ratio")
+    if row["role"] != "reference" and not math.isnan(row["ratio"]):
+        parts.append(f"{shown}x of {REFERENCE}{f' ({interval})' if interval else ''}")
+    changes = count(row["reconfigurations"])
+    parts.append(f"{changes} change{'' if changes == '1' else 's'}")
+    parts.append(f"{quantity(row['overhead_seconds'])} s overhead")
+    return ", ".join(parts)
+
+
+def _amount(row: dict[str, Any]) -> str:
+    """Time and, where it is known, cost of a row; first what the scenario minimises."""
+    seconds = f"{interval_text(row, 'completion_seconds', 'completion')[0]} s"
+    if math.isnan(row["usd"]):
+        return seconds
+    usd = f"{interval_text(row, 'usd', 'usd')[0]} USD"
+    return f"{usd} in {seconds}" if row["minimise"] == "usd" else f"{seconds} for {usd}"
+
+
+def against_reference(rows: pl.DataFrame) -> list[str]:
+    """Which tuners are faster or slower than the reference, and which are not told apart from it."""
+    if REFERENCE not in rows["tuner"]:
+        return [f"The reference {REFERENCE} was not run, so there are no ratios."]
+    others = [r for r in rows.iter_rows(named=True) if r["role"] == "contestant"]
+    untimed = [r for r in others if r["failed"] == r["runs"]]
+    timed = [r for r in others if r not in untimed]
+    sentences = []
+    words = _WORDS[rows["minimise"][0]]
+    for word, side in ((words.better.capitalize(), "faster"), (words.worse.capitalize(), "slower")):
+        found = [r for r in timed if side_of_reference(r) == side]
+        if found:
+            sentences.append(f"{word} than {REFERENCE}: {listed(map(_with_ratio, found))}.")
+    unclear = [r for r in timed if not side_of_reference(r)]
+    if unclear:
+        few = " (fewer than three seeds tell nothing apart)" if all(r["seeds"] < LEAST_BLOCKS for r in unclear) else ""
+        sentences.append(f"Not told apart from {REFERENCE}{few}: {listed(map(_with_ratio, unclear))}.")
+    if untimed:
+        sentences.append(f"Every run failed: {listed(r['tuner'] for r in untimed)}.")
+    return sentences
+
+
+def tally(rows: pl.DataFrame) -> str:
+    """How many runs there were and how they ended; runs that are identical to another tuner's count once."""
+    mine = rows.filter(pl.col("role") != "same")
+    runs, reached, failed = (int(mine[c].sum()) for c in ("runs", "reached", "failed"))
+    rest = runs - reached - failed
+    sentences = [f"{reached} of {runs} runs reached the target"]
+    if rest:
+        causes = {"the loss was no longer finite": "diverged", "no worker was left that could push": "deadlocked"}
+        why = [f"in {n}, {cause}" for cause, column in causes.items() if (n := int(mine[column].sum()))]
+        sentences.append(f"{rest} ended without reaching it" + (f" ({'; '.join(why)})" if why else ""))
+    if failed:
+        sentences.append(f"{failed} failed")
+    return f"{listed(sentences)}."
+
+
+def limits(rows: pl.DataFrame) -> list[str]:
+    """Sentences on what these runs cannot show."""
+    runs = int(rows["runs"].to_numpy().max())
+    sentences = []
+    if runs == 1:
+        sentences.append("With one seed there are no intervals, and a difference may be due to random draws alone.")
+    elif coverage_limit(runs) < LEVEL:
+        best = 100 * coverage_limit(runs)
+        sentences.append(
+            f"With {runs} seeds, the range from the lowest to the highest run covers the true median only {best:.3g} % of "
+            "the time; a 95 % interval needs at least six seeds."
+        )
+    contestants = rows.filter(pl.col("role") != "oracle")
+    fewest = int(contestants["runs"].to_numpy().min()) if contestants.height else runs
+    if fewest < runs:
+        sentences.append(
+            f"Some tuners were run with only {fewest} of {runs} seeds; a pair is compared on the seeds of both."
+        )
+    sentences.append(
+        "Seeds vary the random draws within this scenario: these runs say nothing about other clusters, jobs or targets."
+    )
+    return sentences
+
+
+def _with_ratio(row: dict[str, Any]) -> str:
+    shown, interval = interval_text(row, "ratio", "ratio")
+    if math.isnan(row["ratio"]):
+        return str(row["tuner"])
+    return f"{row['tuner']} ({shown}{', ' + interval if interval else ''})"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words with commas, and "and" before the last."""
+    found = list(words)
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else "none"
+
+
+def not_applicable(results: Results) -> list[str]:
+    """A sentence per scenario that names the tuners which had nothing to tune there, with their reasons; no row has them."""
+    said: list[str] = []
+    for (scenario,), rows in results.not_applicable.group_by(["scenario"], maintain_order=True):
+        each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in _by_reason(rows).items())
+        said.append(f"{scenario}: not applicable, and not run: {each}.")
+    return said
+
+
+def not_run(rows: pl.DataFrame) -> list[str]:
+    """The same of one scenario, from its rows of `Results.not_applicable`: a sentence per reason."""
+    return [f"Not applicable, and not run: {', '.join(names)}. {reason}" for reason, names in _by_reason(rows).items()]
+
+
+def _by_reason(rows: pl.DataFrame) -> dict[str, list[str]]:
+    """The tuners that have nothing to tune, by the reason for that."""
+    reasons: dict[str, list[str]] = {}
+    for tuner, reason in rows.select("tuner", "reason").unique(maintain_order=True).iter_rows():
+        reasons.setdefault(str(reason), []).append(str(tuner))
+    return reasons
+
+
+def identical(rows: pl.DataFrame) -> list[str]:
+    """Sentences on the tuners of one scenario whose runs are identical to others', which count once."""
+    said = []
+    for (one,), mine in rows.filter(pl.col("role") == "same").group_by(["same_as"], maintain_order=True):
+        why = ", which changes nothing" if one == REFERENCE else ""
+        said.append(f"Same runs as {one}{why}: {', '.join(mine['tuner'])}.")
+    return said
+
+
+def coverage(rows: pl.DataFrame) -> str:
+    """What the intervals of one scenario's rows are worth, in words."""
+    runs = int(rows["runs"].to_numpy().max())
+    best = coverage_limit(runs)
+    if runs == 1:
+        return "none of one seed"
+    return "95 % intervals" if best >= LEVEL else f"intervals cover the true median {100 * best:.3g} % of the time at best"

@@ -1,0 +1,327 @@
+"""Intervals over paired seeds, and which tuners differ: pair by pair, corrected for the number of pairs.
+
+What is compared. Every tuner meets the same seeds, and so the same random draws: everything is paired. Within one arena a
+*block* is a seed; over several arenas it is an arena, whose seeds are repetitions and are averaged first. A run that has not
+reached its target is *censored*: its completion time is known to be at least the budget, and no more is known (`Bounds`).
+Ratios and medians are computed on these bounds by interval arithmetic, so a median is reported as "> budget" as soon as
+censored runs decide it. A failed run (status "error") says nothing about the job: it is counted, and left out of times.
+
+Intervals. Percentile bootstrap over blocks (Efron and Tibshirani 1993, chapter 13), 9,999 resamples of one fixed random
+stream, so equal input gives equal output, and tuners with equally many blocks are resampled alike. Within an arena the
+statistic is the median over seeds: of completion times, and of the ratios to the reference with the same seed. The ratio is
+a median and no geometric mean, because a median is defined under censoring and its interval keeps its level with few seeds.
+For n seeds no such interval can cover the true median more often than 1 - 2^(1-n), the coverage of (lowest, highest): 75 %
+for 3 seeds, 93.8 % for 5, and 95 % from 6 on (`coverage_limit`).
+
+Differences. Tests compare logarithms of *restricted* times, the smaller of completion time and budget, as survival analysis
+compares restricted means (Royston and Parmar 2013): a time is then defined for every run, two runs that both missed the
+target are equal, and a run that missed it is never better than one that reached it.
+
+* Within an arena: Student's paired t test over seeds. Rank tests cannot do this: with six seeds their smallest p value is
+  0.03, so after any correction for twenty tuners nothing would ever differ.
+* Over arenas: Wilcoxon's signed-rank test on the arenas' mean logarithms (Demsar 2006, Section 3.1.3), and Friedman's test
+  of all tuners at once (Section 3.2.2). Arenas are not draws of one normal distribution; there are enough of them for ranks.
+
+The *leader* is chosen from the same data that it is then tested on, so comparisons with it are corrected by Holm (1979) over
+all pairs of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal
+tuners over 20 arenas. `fixed` is known beforehand, so comparisons with it are corrected over the tuners. In each of the two
+families, the chance of any false verdict is at most 5 %; `tests/reports/verdicts/test_verdicts.py` measures it and its
+limits.
+
+Sources: J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7 (2006) 1-30. B. Efron and R.
+Tibshirani, "An introduction to the bootstrap", Chapman & Hall (1993). M. Friedman, JASA 32 (1937) 675-701. S. Holm,
+Scandinavian Journal of Statistics 6 (1979) 65-70. P. Royston and M. Parmar, BMC Medical Research Methodology 13 (2013) 152.
+E. Dolan and J. More, "Benchmarking optimization software with performance profiles", Mathematical Programming 91 (2002)
+201-213.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "LEAST_BLOCKS",
+    "LEVEL",
+    "Bounds",
+    "Interval",
+    "PairedComparison",
+    "Test",
+    "censored",
+    "compare",
+    "coverage_limit",
+    "first_chances",
+    "friedman",
+    "holm",
+    "mean_interval",
+    "median_interval",
+    "paired_t",
+    "performance_profile",
+    "ratios",
+    "signed_rank",
+]
+
+LEVEL = 0.95
+_RESAMPLES = 9_999
+_STREAM = 20_240_607
+# Quantiles cannot interpolate infinities (inf - inf is nan). An open end is this huge number while resampling, and becomes
+# infinite again after it.
+_HUGE = 1e100  # its square is finite too
+_OPEN = 1e50  # above any time: a larger result was interpolated towards `_HUGE`
+LEAST_BLOCKS = 3
+"""With fewer blocks nothing is tested: the denominator of a t test would be chance."""
+
+_TIED_ROWS = 64  # of a call of SciPy's signed-rank test
+
+_Floats: TypeAlias = NDArray[np.float64]
+Test: TypeAlias = Callable[[_Floats], _Floats]
+"""The two-sided p values [...] of paired differences [..., blocks]; NaN where they are too few to tell anything."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of n values: each is at least `least` and at most `most`; the two are equal where it was measured."""
+
+    least: _Floats
+    most: _Floats
+
+
+class Interval(NamedTuple):
+    """An estimate with its confidence interval; `low` and `high` are NaN where there are too few values."""
+
+    estimate: float  # NaN where there are no values
+    low: float
+    high: float  # infinite where censored values leave it open
+    bound: Literal["=", ">", "<", "?"] = "="  # the true estimate is `estimate`, more, less, or unknown
+
+
+def censored(seconds: Sequence[float] | _Floats, reached: Sequence[bool] | NDArray[np.bool_]) -> Bounds:
+    """Completion times; of a run that has not `reached` its target, `seconds` is only a lower bound."""
+    least = np.asarray(seconds, dtype=np.float64)
+    return Bounds(least, np.where(np.asarray(reached, dtype=bool), least, np.inf))
+
+
+def ratios(ours: Bounds, theirs: Bounds) -> Bounds:
+    """`ours` over `theirs`, pair by pair; unbounded where `theirs` may be zero or both are censored."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least, most = ours.least / theirs.most, ours.most / theirs.least
+    unknown = theirs.least <= 0
+    return Bounds(np.where(unknown, 0.0, least), np.where(unknown, np.inf, most))
+
+
+def median_interval(values: Bounds, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
+    """The median and its percentile-bootstrap interval; no interval from a single value."""
+    if len(values.least) == 0:
+        return Interval(math.nan, math.nan, math.nan, "?")
+    top = np.minimum(values.most, _HUGE)
+    least, most = float(np.median(values.least)), float(np.median(top))
+    low = _bootstrap(values.least, np.median, level, resamples)[0]
+    high = _bootstrap(top, np.median, level, resamples)[1]
+    if high > _OPEN:
+        high = math.inf
+    if least == most:
+        return Interval(least, low, high, "=")
+    if most <= _OPEN:
+        return Interval(most, low, high, "<")
+    return Interval(least, low, high, ">") if least > 0 else Interval(math.nan, low, high, "?")
+
+
+def mean_interval(values: Sequence[float] | _Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
+    """The mean and its percentile-bootstrap interval; no interval from a single value."""
+    x = np.asarray(values, dtype=np.float64)
+    if x.size == 0:
+        return Interval(math.nan, math.nan, math.nan, "?")
+    mean = float(x[0] if np.all(x == x[0]) else x.mean())  # rounding may give equal values another mean
+    return Interval(mean, *_bootstrap(x, np.mean, level, resamples))
+
+
+def _bootstrap(x: _Floats, statistic: Any, level: float, resamples: int) -> tuple[float, float]:
+    if x.size < 2:
+        return math.nan, math.nan
+    if np.all(x == x[0]):
+        return float(x[0]), float(x[0])
+    from scipy.stats import bootstrap
+
+    rng = np.random.default_rng(_STREAM)
+    found = bootstrap((x,), statistic, confidence_level=level, n_resamples=resamples, method="percentile", rng=rng)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def coverage_limit(values: int) -> float:
+    """The highest possible coverage of the true median by an interval from order statistics of so many values."""
+    return 1.0 - 2.0 ** (1 - values) if values > 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------- differences
+
+
+@dataclass(frozen=True, slots=True)
+class PairedComparison:
+    """Tuners in order of their means, best first, and which of them differ."""
+
+    tuners: tuple[str, ...]
+    means: tuple[float, ...]  # over the blocks that all who may lead have; of who has none of these, over its own
+    leader: str  # the best of those that may lead; "" without any
+    p_leader: dict[str, float]  # corrected p value of the difference to the leader, by tuner; nan where nothing was tested
+    p_reference: dict[str, float]  # the same of the difference to the reference; empty where it is not among the tuners
+    blocks: int
+    pairs: int  # that were tested
+
+    def standing(self, tuner: str) -> str:
+        """What is known of `tuner` and the leader: "leader", "not told apart", "behind", or "ahead" of one that may lead."""
+        if tuner == self.leader:
+            return "leader"
+        if not self.p_leader.get(tuner, math.nan) < 1 - LEVEL:
+            return "not told apart"
+        return "behind" if self.tuners.index(tuner) > self.tuners.index(self.leader) else "ahead"
+
+
+def compare(
+    tuners: Sequence[str], values: _Floats, test: Test, *, reference: str = "", may_lead: Sequence[str] | None = None
+) -> PairedComparison:
+    """Compare `tuners` by `values` of shape [blocks, tuners], lower is better; NaN where a tuner has none in a block.
+
+    Raises ValueError where `values` has another shape.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 2 or values.shape[1] != len(tuners):
+        raise ValueError(
+            f"Cannot compare {len(tuners)} tuners by values of shape {values.shape}: give one per block and tuner."
+        )
+    k = len(tuners)
+    means = _means(values, [i for i in range(k) if may_lead is None or tuners[i] in may_lead])
+    order = sorted(range(k), key=lambda i: (math.isnan(means[i]), means[i], tuners[i]))
+    pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
+    differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
+    raw = dict(zip(pairs, _p_values(differences, test), strict=True))
+    able = [i for i in order if may_lead is None or tuners[i] in may_lead]
+    leader = able[0] if able and not math.isnan(means[able[0]]) else None
+    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
+    p_leader = {tuners[a if b == leader else b]: p for (a, b), p in corrected.items() if leader in (a, b)}
+    p_reference: dict[str, float] = {}
+    if reference in tuners:
+        fixed = list(tuners).index(reference)
+        mine = {(a if b == fixed else b): p for (a, b), p in raw.items() if fixed in (a, b)}
+        p_reference = {tuners[i]: p for i, p in zip(mine, holm(list(mine.values())), strict=True)}
+    return PairedComparison(
+        tuple(tuners[i] for i in order),
+        tuple(float(means[i]) for i in order),
+        "" if leader is None else tuners[leader],
+        p_leader,
+        p_reference,
+        values.shape[0],
+        sum(not math.isnan(p) for p in raw.values()),
+    )
+
+
+def _means(values: _Floats, leading: Sequence[int]) -> _Floats:
+    """The mean of each column, over the blocks that all columns in `leading` have: only these can be compared with each
+    other. A column that has none of these blocks is averaged over its own."""
+    shared = values[~np.isnan(values[:, list(leading)]).any(axis=1)]
+    some, own = _mean_of_each(shared), _mean_of_each(values)
+    return np.where(np.isnan(some), own, some)
+
+
+def _mean_of_each(values: _Floats) -> _Floats:
+    return np.array([column[~np.isnan(column)].mean() if (~np.isnan(column)).any() else math.nan for column in values.T])
+
+
+def _p_values(differences: _Floats, test: Test) -> list[float]:
+    """Of each row of differences [pairs, blocks], without the blocks in which it is NaN. Rows with the same blocks are
+    tested in one call, because a call of SciPy takes longer than what it computes."""
+    found, there = np.full(len(differences), math.nan), ~np.isnan(differences)
+    for blocks in np.unique(there, axis=0):
+        rows = (there == blocks).all(axis=1)
+        if blocks.any():
+            found[rows] = test(differences[np.ix_(rows, blocks)])
+    return [float(p) for p in found]
+
+
+def paired_t(differences: _Floats) -> _Floats:
+    """Student's paired t test. Differences that are all the same are exact: p is 0, or 1 where they are 0."""
+    from scipy.stats import ttest_1samp
+
+    x = np.asarray(differences, dtype=np.float64)
+    if x.shape[-1] < LEAST_BLOCKS:
+        return np.full(x.shape[:-1], math.nan)
+    found = np.where(np.abs(x.mean(axis=-1)) <= 1e-12, 1.0, 0.0)
+    vary = np.ptp(x, axis=-1) > 1e-12 * np.maximum(1.0, np.abs(x).max(axis=-1))
+    if vary.any():
+        found[vary] = ttest_1samp(x[vary], 0.0, axis=-1).pvalue
+    return found
+
+
+def signed_rank(differences: _Floats) -> _Floats:
+    """Wilcoxon's signed-rank test; zero differences are split between both signs (Demsar 2006, Section 3.1.3)."""
+    from scipy.stats import wilcoxon
+
+    x = np.asarray(differences, dtype=np.float64)
+    if x.shape[-1] < LEAST_BLOCKS:
+        return np.full(x.shape[:-1], math.nan)
+    found, sizes = np.ones(x.shape[:-1]), np.sort(np.abs(x), axis=-1)
+    plain = (sizes[..., 0] > 0) & (np.diff(sizes, axis=-1) > 0).all(axis=-1)
+    # SciPy computes another p value for all rows of a call where one of them has ties or zeros. And for few blocks it then
+    # keeps every row with all its signs in memory, 2^13 at most, so a call has few of these rows.
+    tied = np.flatnonzero(~plain & (sizes[..., -1] > 0))
+    for rows in (np.flatnonzero(plain), *np.split(tied, range(_TIED_ROWS, len(tied), _TIED_ROWS))):
+        if len(rows):
+            each = x.reshape(-1, x.shape[-1])[rows]
+            found.reshape(-1)[rows] = wilcoxon(each, zero_method="zsplit", axis=-1).pvalue
+    return found
+
+
+def friedman(values: _Floats) -> float:
+    """Friedman's p value of `values` [blocks, tuners] without NaN; NaN with fewer than three tuners or two blocks."""
+    from scipy.stats import friedmanchisquare
+
+    blocks, k = values.shape
+    if k < 3 or blocks < 2:
+        return math.nan
+    if np.all(values == values[:, :1]):
+        return 1.0  # all tied in every block: the statistic would be 0 / 0
+    return float(friedmanchisquare(*values.T).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's corrected p values, in the same order; NaN, a test that was not made, stays NaN and counts for nothing."""
+    found = [math.nan] * len(p_values)
+    tested = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i])
+    so_far = 0.0
+    for place, i in enumerate(tested):
+        so_far = max(so_far, min(1.0, (len(tested) - place) * p_values[i]))
+        found[i] = so_far
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- over arenas
+
+
+def first_chances(values: Sequence[_Floats]) -> _Floats:
+    """How often each tuner is first in each arena, [arenas, tuners], from `values` [seeds, tuners] of every arena.
+
+    Tuners that are first together share the seed; NaN, a tuner without a run, is never first.
+    """
+    found = []
+    for arena in values:
+        best = np.nanmin(arena, axis=1, keepdims=True, initial=np.inf)
+        first = (arena == best) & np.isfinite(arena)
+        found.append((first / np.maximum(first.sum(axis=1, keepdims=True), 1)).mean(axis=0))
+    return np.array(found)
+
+
+def performance_profile(ratio: _Floats) -> tuple[_Floats, _Floats]:
+    """The steps of a performance profile (Dolan and More 2002, Section 2) from ratios to the best, [arenas, tuners].
+
+    Returns the ratios tau at which any profile rises, [steps], and for each the share of a tuner's arenas with a ratio of at
+    most tau, [steps, tuners]. A ratio is infinite where the target was not reached, and NaN where a tuner does not apply:
+    such an arena does not count for it.
+    """
+    finite = ratio[np.isfinite(ratio)]
+    tau = np.unique(np.concatenate([[1.0], finite]))
+    applies = np.maximum((~np.isnan(ratio)).sum(axis=0), 1)
+    share = np.array([(np.nan_to_num(ratio, nan=np.inf) <= t + 1e-12).sum(axis=0) / applies for t in tau])
+    return tau, share

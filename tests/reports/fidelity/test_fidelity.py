@@ -1,0 +1,313 @@
+"""The page of `harness fidelity`, and the commands against recordings where these are at hand."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from harness.cli import main
+from reports.fidelity.errors import best_closed_form, coverage, errors, tau_interval
+from reports.fidelity.fidelity_page import page, write
+from reports.fidelity.fidelity_table import tables
+from simulators.calibration.fit import Constants, Fit
+from simulators.calibration.output import Provenance
+from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
+
+FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
+
+MADE = Check(
+    Provenance("a <b>", "someone @ 1", "none", "0" * 64, "harness", "harness"),
+    tuple(
+        Prediction("job, asp", f"r{i}", f"{i} workers", recorded, recorded * 1.1, held, recorded, recorded * 0.5)
+        for i, (recorded, held) in enumerate([(1.0, 1.2), (2.0, 1.8), (4.0, 4.4), (8.0, math.nan)])
+    ),
+    {"job": Fit(Constants(), {"fixed_seconds": (0.1, 0.2)}, {"sample_seconds": "record <more>"}, {}, 4, 0.1)},
+    (),
+    5,
+    ("1 run was left out",),
+)
+
+
+def test_errors_are_of_what_could_be_predicted():
+    found = errors(MADE.predictions, lambda p: p.held_out)
+    assert found.rows == 3
+    assert found.median == pytest.approx(0.1)
+    assert found.p95 == pytest.approx(0.19)
+    assert found.tau == 1.0
+    assert math.isnan(errors(MADE.predictions[:2], lambda p: p.held_out).tau)
+    assert errors((), lambda p: p.fitted).rows == 0
+
+
+def test_the_page_says_all_and_is_safe(tmp_path):
+    path = write(tmp_path, [MADE])
+    text = path.read_text()
+    assert text == page([MADE])
+    assert "a &lt;b&gt;" in text
+    assert "record &lt;more&gt;" in text
+    assert "<script" not in text
+    assert "10.0% / 19.0%" in text
+    assert "combination i is in fold i mod 5" in text
+    assert pl.read_csv(tmp_path / "predictions.csv").height == 4
+
+
+def test_groups_that_could_not_be_predicted_are_not_among_those_that_were():
+    lost = tuple(replace(p, group="job, bsp", held_out=math.nan) for p in MADE.predictions)
+    text = page([replace(MADE, predictions=MADE.predictions + lost)])
+    assert "at most 10.0% in every group, except in 1 that the other rows could not predict." in text
+    assert "at most 10.0% in every group." in page([MADE])
+    assert "the median error is at most" not in page([replace(MADE, predictions=lost)])
+
+
+def test_findings_are_paragraphs_of_the_page():
+    text = page([MADE], "Links are <shared>\nunevenly.\n\nNobody waits.\n")
+    assert "<p>Links are &lt;shared&gt; unevenly.</p>\n<p>Nobody waits.</p>" in text
+    assert "Where prediction and recording differ" not in page([MADE])
+
+
+def test_the_page_says_what_the_recording_does_not_have():
+    """Two settings in two runs each, one 10 and one 20 % apart, and one setting in one run."""
+    told = (("a", 0, 1, 1.0), ("b", 0, 1, 1.1), ("a", 1, 2, 2.0), ("b", 1, 2, 2.4), ("a", 2, 3, 3.0))
+    base = replace(MADE.predictions[0], servers=2, batch_size=8, compute_share=0.25)
+    rows = tuple(
+        replace(base, run=run, setting=setting, workers=workers, recorded=seconds) for run, setting, workers, seconds in told
+    )
+    text = page([replace(MADE, predictions=(*rows, *MADE.predictions))])
+    assert "What this page cannot tell" in text
+    assert "a &lt;b&gt; has 1 to 3 workers, 2 servers and 8 samples in a mini-batch; nothing is said of others." in text
+    assert "Computing is 25% of its cycles, 25% in the median." in text
+    assert "1 of its 3 settings were recorded only once." in text
+    assert "there are 15% in the median, at most 20%: no prediction" in text
+    assert "No fitted row determines sample_seconds: of jobs in which these matter, intervals alone" in text
+    both = page([replace(MADE, predictions=rows), MADE])
+    assert both.count("No fitted row determines") == 1  # it is said of all
+    assert "What this page cannot tell" not in page([replace(MADE, fits={})])  # no row describes a setting
+
+
+CYCLES = tuple(
+    Prediction(
+        f"job, {policy}",
+        "r",
+        f"{workers} workers",
+        recorded,
+        recorded * 1.01,
+        recorded * off,
+        recorded,
+        recorded * (1.5 - 0.2 * workers),
+        low=recorded * off * 0.95,
+        high=recorded * off * 1.05,
+        workers=workers,
+        servers=1,
+        batch_size=16,
+    )
+    for policy, workers, recorded, off in (
+        ("asp", 1, 1.0, 1.02),
+        ("asp", 2, 1.5, 1.03),
+        ("asp", 3, 2.0, 1.04),
+        ("bsp", 2, 1.6, 0.98),
+        ("bsp", 3, 2.6, 1.2),
+    )
+)
+
+REPEATED = tuple(
+    replace(p, run=f"r{k}", setting=i, recorded=p.recorded * off)
+    for i, p in enumerate(CYCLES)
+    for k, off in enumerate((0.9, 1.0, 1.1))
+)
+
+
+def test_repetitions_tell_what_an_exact_prediction_would_reach():
+    """Three repetitions 10 % apart: beside the simulator there are an exact prediction and another recording."""
+    text = page([replace(MADE, predictions=REPEATED)])
+    rows = {
+        name: r for r in text.split("<tr>") for name in ("an exact prediction", "recording once more") if f">{name}<" in r
+    }
+    assert 'rowspan="4">a &lt;b&gt;' in text  # two forms and two ceilings
+    assert "<td>15</td>" in rows["an exact prediction"]
+    assert "<td>15</td>" in rows["recording once more"]
+    assert "not: " in rows["recording once more"]  # another recording is off by 10 to 22 %
+    assert "<dt>An exact prediction</dt>" in text
+    (table,) = tables([replace(MADE, predictions=REPEATED)])
+    assert table.count("  an exact prediction  ") == table.count("  recording once more  ") == 2  # of each policy
+    assert "even an exact prediction would be within reach in 0 of the 1 comparisons" in text
+    completions = tuple(replace(p, group=p.group + COMPLETION, split=LARGER) for p in REPEATED)
+    assert "an exact" not in tables([replace(MADE, predictions=completions)])[0]  # as long as its mini-batches are many
+
+
+def test_without_repetitions_it_is_said_that_noise_cannot_be_told():
+    why = "o setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"
+    single = tuple(replace(p, setting=i) for i, p in enumerate(CYCLES))
+    text = page([replace(MADE, predictions=single)])
+    assert f"N{why}." in text.replace("&#39;", "'").replace("&#x27;", "'")
+    assert "exact prediction" not in text
+    assert f"note: n{why}" in tables([replace(MADE, predictions=single)])[0]
+    assert why not in tables([replace(MADE, predictions=REPEATED)])[0]
+
+
+def test_completion_is_explained_where_it_is_told():
+    told = replace(MADE, predictions=tuple(replace(p, group=p.group + COMPLETION) for p in MADE.predictions))
+    assert "<dt>Completion</dt>" in page([told])
+    assert "<dt>Completion</dt>" not in page([MADE])
+
+
+def test_the_table_of_a_terminal():
+    (table,) = tables([MADE])
+    assert "note: 1 run was left out" in table
+    lines = table.splitlines()
+    assert lines[1].split()[:3] == ["rows", "tau", "median"]
+    (held,) = [line.split() for line in lines if "simulator, held out" in line]
+    assert held[3:] == ["3", "1.00", "10.0%", "19.0%", "-"]
+
+
+def test_order_is_told_before_errors():
+    text = page([MADE])
+    assert "Held out, tau is at least 1.00 and the median error is at most 10.0% in every group." in text
+    assert text.index(">tau<") < text.index(">covered<") < text.index(">simulator, fitted<")
+
+
+def test_coverage_counts_what_has_an_interval():
+    """Of three intervals, one is too high; a fourth row has none."""
+    ends = [(0.9, 1.1), (2.1, 2.3), (3.0, 5.0), (math.nan, math.nan)]
+    told = tuple(replace(p, low=a, high=b) for p, (a, b) in zip(MADE.predictions, ends, strict=True))
+    half_widths = [(b - a) / 2 / p.held_out for p, (a, b) in zip(told, ends[:3], strict=False)]
+    assert coverage(told) == (2, 3, pytest.approx(sum(half_widths) / 3))
+    assert coverage(told[3:]) == (0, 0, pytest.approx(math.nan, nan_ok=True))
+    made = replace(MADE, predictions=told)
+    assert "67% of 3 recorded values are within their 90 % intervals." in page([made])
+    assert f"2 of 3, ±{sum(half_widths) / 3:.0%}" in tables([made])[0]
+
+
+def test_constants_without_an_interval_are_marked():
+    unsure = replace(MADE, fits={"job": replace(MADE.fits["job"], intervals={"fixed_seconds": None})})
+    why = "no degree of freedom: as many constants as measurements that determine them"
+    assert f"none: {why}" in page([unsure])
+    assert f"note: job, fixed_seconds: fitted without an interval, {why}" in tables([unsure])[0]
+
+
+def test_each_split_has_a_group_of_its_own():
+    """Extrapolated rows are beside held-out ones, and predictions of other recordings say what was fitted."""
+    both = (*MADE.predictions, *(replace(p, split=LARGER) for p in MADE.predictions))
+    (table,) = tables([replace(MADE, predictions=both, undivided=("job",))])
+    assert "\njob, asp\n" in table
+    assert "\njob, asp, small to large\n" in table
+    assert "nothing is held out of job" in table
+    other = replace(MADE, predictions=tuple(replace(p, split=OTHER) for p in MADE.predictions), fitted_to="equal hosts")
+    assert "predicted by a fit to: equal hosts" in tables([other])[0]
+    assert "Predicted by a fit to: equal hosts." in page([other])
+
+
+def test_the_verdict_comes_first_and_says_what_is_missed():
+    """Of five cycles, one is 20 % off, outside its interval: that is chance for the coverage, not for the percentile."""
+    text = page([replace(MADE, predictions=CYCLES)], "Why.")
+    assert "within reach in 0 of 1 comparisons" in text
+    assert "Over all 5 cycles that were not fitted, it is off by 3.0% in the median and 16.8% at the 95th percentile" in text
+    assert "80% of 5 recorded cycles are within their 90 % intervals, within chance of 90 %." in text
+    assert "not: 95th percentile<" in text
+    missed = tuple(replace(p, low=p.recorded * 2, high=p.recorded * 3) for p in CYCLES)
+    assert "not: 95th percentile, coverage<" in page([replace(MADE, predictions=missed)])
+    assert text.index("The order of settings, which a tuner needs: tau is") < text.index("within reach in")
+    assert text.index(">Verdict<") < text.index("Where prediction and recording differ")
+    near = page([replace(MADE, predictions=CYCLES[:4])])
+    assert "within reach in 1 of 1 comparisons" in near
+    assert ">Verdict<" not in page([MADE])
+
+
+def test_the_simulator_is_held_against_the_better_of_two_closed_forms():
+    """The plain form is off by 10 to 30 %. The closed network is off by 2 %, less than the simulator, or by 50 %."""
+
+    def with_network(share):
+        return tuple(
+            replace(
+                p,
+                network_held_out=share * p.recorded,
+                network_low=0.9 * share * p.recorded,
+                network_high=1.1 * share * p.recorded,
+            )
+            for p in CYCLES
+        )
+
+    good, poor = with_network(1.02), with_network(1.5)
+    assert best_closed_form(good).name == "closed network"
+    assert best_closed_form(poor).name == "plain closed form"
+    assert best_closed_form(CYCLES).name == "plain closed form"  # the network has no predictions
+    text = page([replace(MADE, predictions=good)])
+    (row,) = [part for part in text.split("<tr>") if "closed network (best closed form)" in part]
+    assert "5 of 5" in row
+    assert "is off by 2.0% and 2.0%;" in text
+    assert "median error is lower in 0 of 1 comparisons." in text
+    assert "lower in 1 of 1 comparisons" in page([replace(MADE, predictions=poor)])
+    assert "closed network (" not in page([replace(MADE, predictions=CYCLES)])
+
+
+def test_a_recording_heads_its_rows_of_the_verdict_once_and_has_no_column_without_values():
+    """Nothing of another recording is fitted, so that the column of fitted rows would be empty."""
+    text = page([replace(MADE, predictions=CYCLES)])
+    assert text.count('<th scope="rowgroup" rowspan="2">a &lt;b&gt;') == 1
+    assert text.count(">simulator, fitted<") == 1
+    other = tuple(replace(p, fitted=math.nan, plain_fitted=math.nan, split=OTHER) for p in CYCLES)
+    assert ">simulator, fitted<" not in page([replace(MADE, predictions=other)])
+    assert "The constants fit their own 4 rows with a median error of 10.0%." in text
+    two = replace(MADE, predictions=CYCLES, fits={"job": MADE.fits["job"], "other": MADE.fits["job"]})
+    assert "The constants of other fit their own 4 rows" in page([two])
+
+
+def test_completions_and_switches_take_no_part_in_the_verdict():
+    others = tuple(replace(p, group=p.group + COMPLETION, held_out=9.0) for p in CYCLES)
+    assert "Over all 4 cycles" in page([replace(MADE, predictions=(*CYCLES[:4], *others, *MADE.predictions))])
+
+
+def test_tau_has_an_interval_over_settings():
+    """All in order: it is 1 to 1. One pair of ten exchanged: tau is 0.8 and inside. Two settings: there is none."""
+
+    def exchanged(p):
+        return {1.5: 1.6, 1.6: 1.5}.get(p.recorded, p.recorded)
+
+    assert tau_interval(CYCLES, lambda p: p.held_out) == pytest.approx((1.0, 1.0))
+    tau, (low, high) = errors(CYCLES, exchanged).tau, tau_interval(CYCLES, exchanged)
+    assert tau == pytest.approx(0.8)
+    assert low < tau < high
+    assert all(math.isnan(x) for x in tau_interval(CYCLES[:2], lambda p: p.held_out))
+
+
+def test_a_part_of_the_physics_has_a_row_with_and_without_it():
+    worse = tuple(replace(p, held_out=p.recorded * 0.8) for p in CYCLES)
+    made = replace(MADE, predictions=CYCLES, ablations=(Ablation("uneven shares of <links>", worse),))
+    text = page([made])
+    assert "What each part of the simulator is worth" in text
+    (row,) = [part for part in text.split("<tr>") if "uneven shares of &lt;links&gt;" in part]
+    assert "20.0%" in row
+    (table,) = tables([made])
+    assert "without uneven shares of <links>" in table
+    assert "What each part" not in page([replace(made, ablations=())])
+
+
+def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
+    text = page([replace(MADE, predictions=(*CYCLES, *(replace(p, split=LARGER) for p in CYCLES)))])
+    assert text.count("<figure>") == 2
+    for label in ("workers per server", "batch size of a worker", "plain closed form"):
+        assert label in text
+
+
+def test_the_command_wants_a_recording(tmp_path, capsys):
+    assert main.main(["fidelity", "--out", str(tmp_path)]) == 2
+    assert "name traces" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not FOLDER, reason="HARNESS_RECORDINGS does not say where recordings are")
+def test_switches_and_steps_of_sync_switch_are_within_reach(tmp_path):
+    from harness.cli.calibrate import read
+    from simulators.calibration.fit import fit_all, predicted
+
+    recording, _ = read(None, ["sync-switch", str(Path(FOLDER) / "sync-switch")])
+    rows = recording.rows
+    fitted = fit_all(rows[::2], dict.fromkeys({r.workload for r in rows}, Constants(cores=1)), resamples=0)
+    off = []
+    for name, found in fitted.items():
+        mine = [r for r in rows[1::2] if r.workload == name]
+        off += [abs(p / r.cycle_seconds - 1) for p, r in zip(predicted(found.constants, mine), mine, strict=True)]
+    assert sorted(off)[len(off) // 2] < 0.05
+    assert max(recording.switch_seconds) / min(recording.switch_seconds) < 1.1

@@ -1,0 +1,134 @@
+"""Files for other programs, and the published site: whole, repeatable, and nothing written for bad input."""
+
+import json
+import re
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from reports.output import export, site
+from reports.output.export import markdown, write_csv, write_figures, write_markdown
+from reports.output.site import publish
+from reports.verdicts.summary import summary
+from tests.support.made_up import SCENARIO_TEXT, contest, from_times
+from traces import store
+from traces.schema import EVALUATIONS, SCORES, SETTINGS
+
+
+def folder_of(results, path):
+    """A results folder without the files of single runs."""
+    (path / "scenarios").mkdir(parents=True)
+    for name in results.manifest["scenarios"]:
+        (path / "scenarios" / f"{name}.toml").write_text(SCENARIO_TEXT)
+    (path / "manifest.json").write_text(json.dumps(results.manifest))
+    for frame, name, schema in (
+        (results.scores, "scores", SCORES),
+        (results.evaluations, "evaluations", EVALUATIONS),
+        (results.settings, "settings", SETTINGS),
+    ):
+        store.write(frame, path / f"{name}.parquet", schema)
+    store.write_host(results.host, path / "host.csv")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    results = contest(scenarios=("away", "home"), tuners=("fixed", "cruise", "best_fixed"), seeds=3)
+    return folder_of(results, tmp_path_factory.mktemp("results") / "r")
+
+
+def files(path):
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(module, name) for module in (export, site) for name in module.__all__)
+
+
+def test_tables_and_the_numbers_of_all_figures_are_csv(folder):
+    found = files(write_csv(folder))
+    assert {"summary.csv", "scores.csv", "arenas.csv", "home/time-split.csv", "home/progress-accuracy.csv"} <= set(found)
+    assert {"all-means.csv", "all-regret.csv", "all-profile.csv", "home/settings-cruise.csv"} <= set(found)
+    frame = pl.read_csv(found["home/completion-times.csv"])
+    assert frame.columns == ["tuner", "seed", "status", "completion_seconds", "budget_seconds"]
+    assert frame.height == 9
+    assert files(write_csv(folder)) == found
+
+
+@pytest.mark.parametrize(("kind", "start"), [("svg", b"<svg"), ("pdf", b"%PDF")])
+def test_figures_are_files(folder, kind, start):
+    found = files(write_figures(folder, kind))
+    mine = {name: data for name, data in found.items() if name.endswith(kind)}
+    assert f"home/progress-accuracy.{kind}" in mine
+    assert all(data.startswith(start) for data in mine.values())
+
+
+def test_figures_are_the_same_bytes_again(folder):
+    """As SVG, which is drawn in a quarter of the time; `test_figures.py` draws a PDF twice."""
+    assert files(write_figures(folder, "svg")) == files(write_figures(folder, "svg"))
+
+
+def test_another_kind_of_figure_is_refused(folder):
+    with pytest.raises(ValueError, match="Cannot write figures as 'gif': there are svg, pdf"):
+        write_figures(folder, "gif")
+
+
+def test_markdown_begins_with_the_answer(folder):
+    text = write_markdown(folder).read_text()
+    assert re.search(r"## home\n\nUse \*\*cruise\*\*: \d+ s, ", text) or "Not told apart" in text
+    assert text.startswith("## All scenarios\n\n")
+    assert all(line.count("|") == 10 for line in text.splitlines() if line.startswith("| cruise | 1"))
+
+
+def test_names_are_no_markdown():
+    text = markdown(from_times({"fixed": [5.0, 6, 7], "a|b*c_": [3.0, 4, 5], "<b>": [9.0, 8, 9]}))
+    assert "a\\|b\\*c\\_" in text
+    assert "\\<b>" in text
+
+
+def test_a_site_has_pages_and_tables_and_refers_to_no_run(folder, tmp_path):
+    first = publish(folder, tmp_path / "site")
+    assert first == tmp_path / "site" / "index.html"
+    found = files(tmp_path / "site")
+    assert {"index.html", "pages/home.html", "pages/away.html", "tables/scores.parquet", "report.md"} <= set(found)
+    assert b"runs/" not in found["pages/home.html"]
+    assert b'href="../index.html"' in found["pages/home.html"]
+    assert publish(folder, tmp_path / "again").is_file()
+    assert files(tmp_path / "again") == found
+
+
+def test_an_overview_alone_links_to_no_page_and_sums_the_hosts_times(folder, tmp_path):
+    publish(folder, tmp_path / "site", only_overview=True)
+    found = files(tmp_path / "site")
+    assert not [
+        name for name in found if name.startswith("pages/") or name.endswith(("evaluations.parquet", "settings.parquet"))
+    ]
+    assert b"pages/" not in found["index.html"]
+    assert b">home</th>" in found["index.html"]
+    scores = store.load_results(folder).scores
+    hosts = pl.read_csv(tmp_path / "site" / "tables" / "host.csv")
+    assert hosts["runs"].sum() == scores.height
+    assert hosts["tuner"].n_unique() == scores["tuner"].n_unique() == hosts.height
+    table = summary(store.load_results(folder))
+    assert_frame_equal(store.read(tmp_path / "site" / "tables" / "summary.parquet", table.schema), table)
+
+
+def test_an_unfinished_comparison_is_not_published(folder, tmp_path):
+    results = store.load_results(folder)
+    fewer = replace(results, scores=results.scores.filter((pl.col("tuner") != "cruise") | (pl.col("seed") != 2)))
+    cut = folder_of(fewer, tmp_path / "cut")
+    with pytest.raises(ValueError, match=r"it is unfinished; there is no run of cruise on away with seed 2\."):
+        publish(cut, tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_site_is_not_written_over_another(folder, tmp_path):
+    (tmp_path / "site").mkdir()
+    with pytest.raises(ValueError, match="it is there already"):
+        publish(folder, tmp_path / "site")
+    assert list((tmp_path / "site").iterdir()) == []
+    with pytest.raises(ValueError, match="Cannot read results"):
+        publish(tmp_path / "nothing", tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,373 @@
+"""The page: well-formed, self-contained, escaped, and honest about what cannot be concluded."""
+
+import base64
+import json
+import math
+import re
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import polars as pl
+import pytest
+
+from reports.output.terminal_table import notes
+from reports.pages import facts, page
+from reports.pages.facts import target_of
+from reports.pages.page import write
+from reports.verdicts import conclusions
+from reports.verdicts.conclusions import against_reference, answer, limits, tally
+from reports.verdicts.summary import summary
+from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
+from traces import store
+from traces.schema import EVALUATIONS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
+from traces.store import Results
+
+NAN, INF = math.nan, math.inf
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+NASTY = "\u6f22<script>alert('x')</script>&\"\x1b[31m"
+
+
+class WellFormed(HTMLParser):
+    """Raises where tags do not nest, and collects ids, targets and headings."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.links, self.headings, self.tags = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.append(tag)
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [v for k, v in given.items() if k in ("href", "src", "xlink:href")]
+        if re.fullmatch(r"h\d", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open
+        assert self.open.pop() == tag
+
+
+def parsed(text):
+    parser = WellFormed()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+@pytest.fixture(scope="module")
+def whole():
+    results = contest(scenarios=("away", "home"), tuners=("fixed", "rlp", "cruise", "best_fixed"), seeds=4)
+    return page.pages(results, {"home": SCENARIO_TEXT})
+
+
+@pytest.fixture(scope="module")
+def one(whole):
+    return whole["pages/home.html"]
+
+
+def test_every_public_name_exists():
+    for module in (page, conclusions, facts):
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_cells_of_tables_break_where_the_page_is_wide_and_stay_lines_where_it_is_narrow(one):
+    """The widest table, with costs, has fifteen columns; as lines, they are wider than the page's 1,176 pixels."""
+    style = re.search(r"<style>(.*?)</style>", one, re.DOTALL)[1]
+    wide, _, narrow = style.partition("@media (max-width: 40rem)")
+    cells = re.compile(r"th, td \{([^}]*)\}")
+    assert "nowrap" not in cells.search(wide)[1]
+    assert "white-space: nowrap" in cells.search(narrow)[1]
+    assert re.search(r"\.wide \{ overflow-x: auto; \}", wide)  # a narrow page scrolls its tables
+
+
+def test_pages_are_well_formed_and_self_contained(whole):
+    assert set(whole) == {"report.html", "pages/away.html", "pages/home.html"}
+    for name, text in whole.items():
+        found = parsed(text)
+        assert len(found.ids) == len(set(found.ids))
+        inside = {link[1:] for link in found.links if link.startswith("#")}
+        assert inside <= set(found.ids)
+        assert not [link for link in found.links if "//" in link]  # nothing is fetched
+        assert not re.search(r"url\((?!#)|@import|fetch\(", text)
+        others = {link for link in found.links if link.endswith(".html")}
+        assert others == ({"../report.html"} if "/" in name else set(whole) - {name})
+
+
+def test_headings_nest_and_every_figure_has_words_and_numbers(whole):
+    for text in whole.values():
+        found = parsed(text)
+        assert found.headings[0] == 1
+        assert all(b - a <= 1 for a, b in zip(found.headings, found.headings[1:], strict=False))
+        assert found.tags.count("svg") == found.tags.count("figcaption") == found.tags.count("figure")
+        assert text.count('role="img" aria-label="') == found.tags.count("svg")
+        assert '<html lang="en">' in text
+        for name in re.findall(r'data-csv="([^"]+)"', text):
+            packed = re.search(rf'id="csv-{re.escape(name)}">([^<]+)<', text)[1]
+            assert zlib.decompress(base64.b64decode(packed)).count(b"\n") > 1
+        assert text.count("data-csv=") == found.tags.count("svg")
+
+
+def test_it_tells_what_was_run_and_with_which_version(whole, one):
+    assert "Digits on ten nodes" in one
+    assert "validation accuracy at least 0.95" in one
+    assert f"Run by harness 0.1.0, results format {VERSION}" in one
+    assert "text is not in this folder" in whole["pages/away.html"]
+
+
+def test_the_answer_comes_first(whole, one):
+    for text in whole.values():
+        body = text[text.index("<h1>") :]
+        assert body.index('<p class="answer">') < body.index("<table")
+    assert re.search(r'<p class="answer">\s*Use <strong>cruise</strong>: \d+ s, 0\.\d\dx of fixed', one)
+
+
+def test_failures_stand_with_their_reasons(one):
+    assert "ZeroDivisionError: division by zero" in one
+    assert "1 failed" in one
+
+
+def test_every_number_can_be_followed_to_its_runs(one):
+    assert 'href="#runs"' in one
+    assert [link for link in parsed(one).links if link == "../runs/home/cruise/3/score.json"]
+    alone = page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {}, with_files=False)["report.html"]
+    assert not [link for link in parsed(alone).links if "runs/" in link]
+
+
+def test_machines_stand_beside_host_seconds_and_the_oracle_says_what_it_saw():
+    plain = contest(tuners=("fixed", "cruise", "best_fixed"), seeds=2)
+    text = page.pages(plain, {})["report.html"]
+    assert "Host seconds were measured on a machine, 2 cores." in text
+    assert "machine 2" not in text
+    other = plain.host.with_columns(machine=pl.when(pl.col("seed") == 1).then(pl.lit("b, 4 cores")).otherwise("machine"))
+    seen = {"digits": {"best_fixed": {"settings": 47, "best": "best_fixed+0a1b2c3d"}}}
+    both = page.pages(replace(plain, host=other, oracles=seen), {})["report.html"]
+    assert "machine 1: a machine, 2 cores;" in both
+    assert "machine 2: b, 4 cores." in both
+    assert both.count("<small>machine 2</small>") == 3
+    assert "those of the best of 47 fixed settings" in both
+    assert 'href="runs/digits/best_fixed%2B0a1b2c3d/0/score.json"' in both
+
+
+def test_one_scenario_is_one_page():
+    assert set(page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {})) == {"report.html"}
+
+
+def test_a_tuner_that_does_nothing_changes_no_other_line():
+    tuners = ("fixed", "cruise", "tpe", "best_fixed")
+    plain = contest(tuners=tuners, seeds=4)
+    copies = [f.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle")) for f in
+              (plain.scores, plain.evaluations, plain.settings, plain.host)]  # fmt: skip
+    frames_ = [pl.concat(p) for p in zip((plain.scores, plain.evaluations, plain.settings, plain.host), copies, strict=True)]
+    manifest = plain.manifest | {"tuners": [*tuners, "idle"]}
+    before = page.pages(plain, {"digits": SCENARIO_TEXT})["report.html"]
+    after = page.pages(Results(manifest, *frames_), {"digits": SCENARIO_TEXT})["report.html"]
+    # What is new: the line that names it, and its own runs in the list of all runs.
+    cut = after.replace('<p class="note">Same runs as fixed, which changes nothing: idle.</p>\n', "")
+    runs = re.compile(r'<details id="runs-\d+"><summary>(\S+): .*?</details>\n', re.DOTALL)
+    assert [m[1] for m in runs.finditer(after)] == sorted([*tuners, "idle"])
+    assert runs.sub("", cut) == runs.sub("", before)
+    kept = [re.sub(r"runs-\d+", "", m[0]) for m in runs.finditer(after) if m[1] != "idle"]
+    assert kept == [re.sub(r"runs-\d+", "", m[0]) for m in runs.finditer(before)]
+
+
+def test_a_tuner_with_nothing_to_tune_is_named_with_its_reason():
+    plain = contest(tuners=("fixed", "cruise"), seeds=2)
+    rows = [score_row("digits", "asp", i, 1.0, status=NOT_APPLICABLE, reason="The policy is held.") for i in range(2)]
+    text = page.pages(replace(plain, not_applicable=pl.DataFrame(rows, schema=SCORES)), {})["report.html"]
+    assert "Not applicable, and not run: asp. The policy is held." in text
+
+
+def test_where_nobody_has_anything_to_tune_the_page_says_so():
+    rows = [score_row("digits", "asp", 0, 1.0, status=NOT_APPLICABLE, reason="The policy is held.")]
+    text = page.pages(replace(from_times({}), not_applicable=pl.DataFrame(rows, schema=SCORES)), {})["report.html"]
+    assert "<h1>No tuner has anything to tune here</h1>" in text
+    assert "not applicable, and not run: asp (The policy is held)" in text
+    assert "No run is in this folder" not in text
+
+
+def test_what_comes_from_files_is_escaped():
+    rows = [score_row("s" + NASTY, "x" + NASTY, i, 600.0, status="error", reason=NASTY) for i in range(2)]
+    rows += [score_row("s" + NASTY, t, i, 9.0 + i) for i in range(2) for t in ("fixed", "y")]
+    made = page.pages(frames(rows), {"s" + NASTY: f'summary = "{NASTY[:26]}"\n# {NASTY}\n'})
+    for text in made.values():
+        parsed(text)
+        assert "<script>alert" not in text
+        assert "\x1b" not in text
+        assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"lone": [3.0]},
+        {"fixed": [NAN, NAN], "x": [NAN, NAN]},
+        {"fixed": [INF] * 3, "x": [INF] * 3, "y": [INF] * 3},
+        {"best_fixed": [4.0, 5.0]},
+        {},
+    ],
+    ids=["one seed and tuner", "all failed", "all censored", "oracle only", "nothing"],
+)
+def test_poor_results_still_make_a_page(times):
+    for text in page.pages(from_times(times), {}).values():
+        parsed(text)
+
+
+def test_missing_evaluations_are_said():
+    assert "No run was evaluated" in page.pages(from_times({"fixed": [1.0, 2.0], "x": [2.0, 3.0]}), {})["report.html"]
+
+
+def test_write_reads_a_results_folder_and_leaves_one_page(tmp_path):
+    results = contest(tuners=("fixed", "cruise"), seeds=2)
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios" / "digits.toml").write_text(SCENARIO_TEXT)
+    (tmp_path / "manifest.json").write_text(json.dumps(results.manifest))
+    for frame, name, schema in (
+        (results.scores, "scores", SCORES),
+        (results.evaluations, "evaluations", EVALUATIONS),
+        (results.settings, "settings", SETTINGS),
+    ):
+        store.write(frame, tmp_path / f"{name}.parquet", schema)
+    store.write_host(results.host, tmp_path / "host.csv")
+    path = write(tmp_path)
+    assert path == tmp_path / "report.html"
+    first = path.read_bytes()
+    assert b"Digits on ten nodes" in first
+    assert write(tmp_path).read_bytes() == first
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Cannot read results"):
+        write(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------- conclusions
+
+
+def test_the_first_line_names_tuner_time_ratio_costs_oracle_and_who_is_close():
+    rows = [score_row("s", "asp", i, 40 + i, reconfigurations=1, overhead_seconds=2.0) for i in range(6)]
+    rows += [score_row("s", "near", i, 41 + 3 * (i % 2), clocks=1) for i in range(6)]
+    rows += [score_row("s", "fixed", i, 100 + 2 * i) for i in range(6)]
+    rows += [score_row("s", "best_fixed", i, 20 + i / 2) for i in range(6)]
+    said = answer(summary(frames(rows)))
+    assert said.tuner == "asp"
+    assert str(said) == (
+        "Use asp: 42.5 s, 0.40x of fixed (0.40\u20130.41), 1 change, 2.00 s overhead; oracle 21.2 s. "
+        "Not told apart from it: near."
+    )
+
+
+def test_a_leader_that_fixed_may_equal_is_no_advice():
+    said = str(answer(summary(from_times({"fixed": [10, 20, 30, 12], "x": [11, 19, 29, 11]}))))
+    assert said.startswith("No tuner is told apart from fixed. The least time has x: ")
+
+
+def test_fixed_can_be_the_answer():
+    said = str(answer(summary(from_times({"fixed": [10, 20, 30, 12], "x": [20, 41, 60, 25]}))))
+    assert said == "Keep fixed: 16.0 s, 0 changes, 0 s overhead. No tuner is faster. All others are told apart from it."
+
+
+def test_few_seeds_and_no_finished_run_are_no_answer():
+    assert "Fewer than three seeds tell nothing apart" in str(answer(summary(from_times({"fixed": [10.0], "x": [1.0]}))))
+    assert str(answer(summary(from_times({"fixed": [INF] * 3, "x": [INF, INF, NAN]})))) == (
+        "No tuner reached the target within 600 s in any run."
+    )
+    dear = [
+        score_row("s", t, i, INF, usd=0.4 + i, budget_usd=0.05, clocks=c) for t, c in (("x", 1), ("y", 2)) for i in (0, 1)
+    ]
+    assert str(answer(summary(frames(dear)))) == "No tuner reached the target within 600 s and 0.05 USD in any run."
+    failing = [score_row("s", t, i, 50 + i, status="error" if i else None) for t in "xy" for i in (0, 1)]
+    assert str(answer(summary(frames(failing)))) == (
+        "No tuner reached the target within 600 s in any run without failing in another."
+    )
+
+
+def test_one_tuner_is_no_comparison():
+    assert "Nothing is compared" in str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
+
+
+def test_the_reference_is_missed_when_it_is_missing():
+    assert "was not run" in against_reference(summary(from_times({"x": [1.0], "y": [2.0]})))[0]
+
+
+def test_faster_slower_and_not_told_apart_are_told_from_the_reference():
+    rows = summary(from_times({"fixed": [10.0] * 5, "x": [9.0, 10, 11, 10, 11], "z": [20.0, 21, 22, 21, 21]}))
+    slower, unclear = against_reference(rows)
+    assert slower == "Slower than fixed: z (2.10, 2.00\u20132.20)."
+    assert unclear == "Not told apart from fixed: x (1.00, 0.90\u20131.10)."
+
+
+def test_two_seeds_conclude_nothing_against_the_reference():
+    (said,) = against_reference(summary(from_times({"fixed": [10.0] * 2, "x": [1.0, 2]})))
+    assert said == "Not told apart from fixed (fewer than three seeds tell nothing apart): x (0.15, 0.10\u20130.20)."
+
+
+def test_a_tuner_that_always_failed_has_no_time_to_compare():
+    said = against_reference(summary(from_times({"fixed": [10.0, 11], "x": [NAN, NAN]})))
+    assert said == ["Every run failed: x."]
+
+
+def test_runs_are_tallied():
+    rows = summary(from_times({"fixed": [10.0, INF, NAN], "x": [1.0, 2.0, 3.0]}))
+    assert tally(rows) == "4 of 6 runs reached the target, 1 ended without reaching it and 1 failed."
+
+
+def test_runs_that_ended_early_are_counted_with_the_cause():
+    ends = ["deadlock", "deadlock", "diverged"]
+    rows = summary(
+        frames([score_row("s", t, i, INF, status=e, clocks=c) for c, t in enumerate("xy") for i, e in enumerate(ends)])
+    )
+    assert tally(rows) == (
+        "0 of 6 runs reached the target and 6 ended without reaching it (in 2, the loss was no longer finite; in 4, no "
+        "worker was left that could push)."
+    )
+    assert {"Diverged: x (1 of 3), y (1 of 3).", "No worker was left that could push: x (2 of 3), y (2 of 3)."} <= {
+        *notes(rows)
+    }
+
+
+def test_limits_name_seeds_that_not_everybody_ran():
+    rows = [score_row("s", "x", i, 10) for i in range(7)] + [score_row("s", "y", i, 20) for i in range(6)]
+    said = " ".join(limits(summary(frames(rows))))
+    assert "only 6 of 7 seeds" in said
+    assert "the range from the lowest" not in said
+
+
+# ---------------------------------------------------------------------------------------------------------------- facts
+
+
+def test_facts_are_lenient():
+    assert facts.facts("not toml [") == [("summary", "")]
+    assert facts.facts('target = 3\ncluster = "x"\nbudget = []') == [("summary", "")]
+    assert target_of("target = 3") is None
+    assert target_of('[target]\nmetric = "loss"\nvalue = "low"') is None
+
+
+def test_facts_read_like_the_scenario():
+    text = '[cluster]\nnodes = [{ type = "edge", count = 3 }]\n[workload]\nname = "svm"\nbatch = 4\n[free]\n'
+    text += 'rate = { real = [0.1, 1.0], log = true }\npolicy = { choice = ["bsp", "asp"] }\n'
+    text += '[target]\nmetric = "loss"\nvalue = 0.3\n[conditions]\nstagger = true\n'
+    assert dict(facts.facts(text)) == {
+        "summary": "",
+        "cluster": "3 x edge",
+        "job": "svm; batch = 4",
+        "target": "validation loss at most 0.3",
+        "free knobs": "rate 0.1 to 1.0 (logarithmic); policy of bsp, asp",
+        "conditions": "stagger = true",
+    }
+    assert target_of(text) == ("loss", 0.3)
+    assert dict(facts.facts(text.replace("svm", "digits-svm").replace("batch = 4\n", "")))["known of this data"] == (
+        "linear: accuracy 0.953 (logistic regression, measured); "
+        "best known: accuracy 0.986 (support vector machine, Gaussian kernel, C 10, measured)"
+    )
+    timing = '[start]\nworkers = ["a", "b", "c", "d", "e", "f", "g"]\n[target]\nmetric = "clocks"\nvalue = 9\n'
+    assert dict(facts.facts(timing))["start"] == "workers = a, b ... g (7)"
+    assert dict(facts.facts(timing))["target"] == "9 pushes completed"

@@ -1,0 +1,186 @@
+"""Verdicts over several arenas: blocks, families, tuners that do not apply, and the sentences about them."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from reports.verdicts import arenas
+from reports.verdicts.arenas import ARENAS, answer, arenas_of, families, family_of, profile, sentences
+from reports.verdicts.statistics import compare, signed_rank
+from tests.support.made_up import contest, frames, score_row
+from traces.schema import NOT_APPLICABLE, SCORES
+from traces.store import Results
+
+NAMES = tuple(f"learning-v1-{i:04}" for i in range(12))
+
+
+def played(times, scenarios=NAMES, seeds=2, noise=0.02):
+    """Results of {tuner: seconds}, where `seconds` may be a function of the arena's number; None: the tuner did not play."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for i, scenario in enumerate(scenarios):
+        for tuner, seconds in times.items():
+            at = seconds(i) if callable(seconds) else seconds
+            rows += [
+                score_row(scenario, tuner, seed, at * (1 + 0.1 * i) * rng.lognormal(sigma=noise))
+                for seed in range(seeds)
+                if at is not None
+            ]
+    return frames(rows)
+
+
+def row(found, tuner):
+    return found.rows.row(by_predicate=pl.col("tuner") == tuner, named=True)
+
+
+def test_every_public_name_exists():
+    assert all(hasattr(arenas, name) for name in arenas.__all__)
+
+
+def test_a_tuner_that_applies_to_one_arena_does_not_decide_who_leads_the_others():
+    values = np.log([[0.5, 0.9, np.nan]] * 7 + [[1.0, 0.8, 0.7]])
+    found = compare(("steady", "lucky", "rare"), values, signed_rank, may_lead=("steady", "lucky"))
+    assert found.leader == "steady"
+    assert found.means[found.tuners.index("steady")] == pytest.approx(values[:, 0].mean())
+
+
+def test_only_of_drawn_arenas_is_the_same_expected_of_others():
+    for names, family, drawn in ((NAMES[:2], "learning", True), (("boat-a-alexnet", "boat-b-alexnet"), "boat", False)):
+        said = sentences(arenas_of(played({"fixed": 5.0, "x": 3.0}, names), names, family))
+        assert ("are draws of one family: for other arenas" in said[-1]) == drawn
+
+
+def test_the_name_of_an_arena_says_its_family():
+    assert family_of("learning-v1-0007") == "learning"
+    assert family_of("boat-c-speechnet[global_batch_size=8192]") == family_of("boat-digits") == "boat"
+    assert family_of("my-own") == ""
+    names = ["placement-v1-0001", "learning-v1-0001", "learning-v1-0000", "digits"]
+    assert families(names) == {"": names, "learning": ["learning-v1-0001", "learning-v1-0000"]}
+    assert families(list(NAMES)) == {"": list(NAMES)}
+    assert families(["digits"]) == {}
+
+
+def test_the_ratio_is_the_geometric_mean_over_arenas_of_times_over_the_oracles():
+    found = arenas_of(played({"fixed": 100, "x": lambda i: 20 if i % 2 else 80, "best_fixed": 20}, noise=0.0), NAMES)
+    assert found.base == "best_fixed"
+    assert found.rows.schema == pl.Schema(ARENAS)
+    assert row(found, "x")["ratio"] == pytest.approx(2.0)  # of 1 and 4
+    assert row(found, "fixed")["ratio"] == pytest.approx(5.0)
+    assert row(found, "x")["ratio_low"] < 2.0 < row(found, "x")["ratio_high"]
+    assert "best_fixed" not in found.rows["tuner"]
+
+
+def test_arenas_are_blocks_however_many_seeds_there_are():
+    few, many = (arenas_of(played({"fixed": 100, "x": 50}, NAMES[:5], seeds=n), NAMES[:5]) for n in (1, 20))
+    for found in (few, many):
+        assert found.comparison.blocks == 5
+        assert row(found, "x")["p_reference"] == pytest.approx(2 / 2**5)  # Wilcoxon's smallest with five blocks
+        assert row(found, "fixed")["standing"] == "not told apart"
+    assert "smallest p value is 0.062" in " ".join(sentences(few))
+
+
+def test_a_clear_leader_is_the_answer():
+    found = arenas_of(played({"fixed": 100, "x": 50, "y": 90, "best_fixed": 40}), NAMES)
+    said = answer(found)
+    assert (said.before, said.tuner) == ("Use ", "x")
+    assert str(said).endswith("over 12 arenas, first in 100% of them. All others are told apart from it.")
+    assert row(found, "x")["first"] == 1.0
+    assert row(found, "x")["mean_rank"] == 1.0
+    assert found.friedman_p < 0.001
+    assert "Faster than fixed: x, y." in sentences(found)
+
+
+def test_where_a_tuner_does_nothing_it_does_not_apply():
+    results = played({"fixed": 100, "x": 50})
+    # half plays in every arena, but has the runs of fixed in every second one; idle has them in all.
+    fixed = results.scores.filter(pl.col("tuner") == "fixed")
+    half = fixed.with_columns(
+        tuner=pl.lit("half"),
+        completion_seconds=pl.when(pl.col("scenario").is_in(NAMES[::2])).then(pl.col("completion_seconds") * 0.7).otherwise(
+            pl.col("completion_seconds")
+        ),
+    )  # fmt: skip
+    more = [half, fixed.with_columns(tuner=pl.lit("idle"))]
+    found = arenas_of(Results(results.manifest, pl.concat([results.scores, *more]), *_rest(results)), NAMES)
+    assert row(found, "half")["arenas"] == 6
+    assert np.isnan(found.log_ratio[:, found.rows["tuner"].to_list().index("half")]).sum() == 6
+    assert found.absent == {"idle": "its runs are those of fixed"}
+    assert found.comparison.leader == "x"  # of those that apply to nearly all
+
+
+def test_a_tuner_that_leaves_one_arena_in_ten_alone_may_lead():
+    results = played({"fixed": 100, "x": 50})
+    fixed = results.scores.filter(pl.col("tuner") == "fixed")
+    mostly = fixed.with_columns(
+        tuner=pl.lit("mostly"),
+        completion_seconds=pl.col("completion_seconds") * pl.when(pl.col("scenario") == NAMES[0]).then(1.0).otherwise(0.2),
+    )
+    found = arenas_of(Results(results.manifest, pl.concat([results.scores, mostly]), *_rest(results)), NAMES)
+    assert row(found, "mostly")["arenas"] == 11
+    assert found.comparison.leader == "mostly"
+    said = answer(found)
+    assert (said.before, said.tuner) == ("Use ", "mostly")
+    assert "(it applies to 11)" in said.after
+
+
+def test_a_tuner_that_does_nothing_changes_nothing_over_arenas():
+    results = played({"fixed": 100, "x": 50, "y": 80})
+    idle = results.scores.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle"))
+    more = Results(results.manifest, pl.concat([results.scores, idle]), *_rest(results))
+    before, after = arenas_of(results, NAMES), arenas_of(more, NAMES)
+    assert after.rows.equals(before.rows)
+    assert answer(after) == answer(before)
+    assert [s for s in sentences(after) if "idle" not in s] == sentences(before)
+
+
+def _rest(results):
+    return results.evaluations, results.settings, results.host
+
+
+def test_fixed_is_not_compared_with_itself_and_idle_tuners_are_left_out():
+    results = played({"fixed": 50, "x": 100})
+    idle = results.scores.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle"))
+    found = arenas_of(Results(results.manifest, pl.concat([results.scores, idle]), *_rest(results)), NAMES)
+    assert str(answer(found)).startswith("Keep fixed: no tuner is faster over 12 arenas; it is first in 100% of them.")
+    assert "Left out: idle (its runs are those of fixed)." in sentences(found)
+
+
+def test_arenas_in_which_nobody_reached_the_target_are_named():
+    results = played({"fixed": 100, "x": 50})
+    lost = pl.col("scenario") == NAMES[3]
+    scores = results.scores.with_columns(
+        reached=pl.col("reached") & ~lost, status=pl.when(lost).then(pl.lit("budget")).otherwise(pl.col("status"))
+    )
+    said = sentences(arenas_of(Results(results.manifest, scores, *_rest(results)), NAMES))
+    assert f"In {NAMES[3]} no run reached the target; all tuners count the budget there, and are equal." in said
+
+
+def test_tuners_with_nothing_to_tune_are_named_with_the_reason():
+    results = played({"fixed": 100, "x": 50})
+    rows = [score_row(n, "asp", 0, 1.0, status=NOT_APPLICABLE, reason="The policy is held.") for n in NAMES]
+    absent = pl.DataFrame(rows, schema=SCORES)
+    found = arenas_of(Results(results.manifest, results.scores, *_rest(results), absent), NAMES)
+    assert "Not applicable in any arena: asp (The policy is held)." in sentences(found)
+
+
+def test_a_profile_counts_arenas_without_a_reached_target_as_never():
+    found = arenas_of(played({"fixed": 100, "x": lambda i: 50 if i < 6 else 1e9}), NAMES)
+    tau, share = profile(found)
+    x = found.rows["tuner"].to_list().index("x")
+    assert share[0, x] == share[-1, x] == 0.5
+    assert tau[0] == 1.0
+
+
+def test_without_the_oracle_the_base_is_fixed_and_without_both_there_is_none():
+    assert arenas_of(played({"fixed": 100, "x": 50}), NAMES).base == "fixed"
+    lone = arenas_of(played({"x": 50, "y": 70}), NAMES)
+    assert lone.base == ""
+    assert answer(lone).tuner == "x"
+    assert math.isnan(row(lone, "x")["p_reference"])
+
+
+def test_no_run_is_refused():
+    with pytest.raises(ValueError, match="there is no run of elsewhere"):
+        arenas_of(contest(seeds=1), ["elsewhere"])

@@ -1,0 +1,101 @@
+"""What `tuners.joint` chooses the system from: roles, batch, threads, bits and local steps, on machines that are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from tuners.actions import Job, Setting
+from tuners.joint.training import Training
+from tuners.settings import Choice
+
+__all__ = ["Candidates", "highest", "lowest", "options"]
+
+_MOST_SPLITS = 400  # roles of machines that are compared
+
+
+class Candidates:
+    """The settings that a job may run under next, all but these knobs as now."""
+
+    def __init__(self, job: Job, training: Training) -> None:
+        self._job, self._training = job, training
+
+    def settings(self) -> Iterator[Setting]:
+        """Settings of the system on machines that are there."""
+        space, now = self._job.space, self._training.setting
+        bits = options(space.knob("transfer_bits")) or [now.transfer_bits]
+        sizes = options(space.knob("batch_size")) or [now.batch_size]
+        threads = space.knob("intra_threads")
+        intra = sorted({now.intra_threads, int(highest(threads))}) if threads is not None else [now.intra_threads]
+        for roles in self._placements():
+            for b in bits:
+                for size in sizes:
+                    for t, steps in product(intra, self._local_steps()):
+                        yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t, local_steps=steps)
+
+    def _local_steps(self) -> list[int]:
+        """Numbers of local steps, each about 1.4 times as many as the one before; the present one where none are free."""
+        knob = self._job.space.knob("local_steps")
+        if knob is None:
+            return [self._training.setting.local_steps]
+        most = int(math.log2(highest(knob)) * 2)
+        return sorted({int(knob.nearest(2 ** (half / 2))) for half in range(most + 1)})
+
+    def _placements(self) -> Iterator[Setting]:
+        """The present setting with other roles, as far as these are free, on machines that are there."""
+        now, names = self._training.setting, [n.name for n in self._job.nodes]
+        count = self._job.space.knob("worker_count")
+        found: Iterable[Setting] = ()
+        if count is not None:
+            counts = options(count) or range(int(lowest(count)), int(highest(count)) + 1)
+            found = (_with_roles(now, names[: int(c)], names[int(c) :]) for c in counts)
+        elif self._job.space.frees("role"):
+            found = self._splits()
+        else:  # the system has dropped machines that it has lost; when they are back, they have to be asked for
+            start = self._job.start
+            found = (replace(now, workers=start.workers, servers=start.servers, model_shares=start.model_shares),)
+        for setting in (now, *found):
+            if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self._training.available:
+                yield setting
+
+    def _splits(self) -> Iterator[Setting]:
+        """Every number of workers of each type of machine; the other machines serve, as much as their NICs carry."""
+        now, nodes = self._training.setting, [n for n in self._job.nodes if n.name in self._training.available]
+        # Present workers first and servers last, so that as few machines as possible change their role.
+        order = sorted(nodes, key=lambda n: (n.name in now.servers, n.name not in now.workers))
+        kinds = [[n for n in order if n.type == kind] for kind in dict.fromkeys(n.type for n in nodes)]
+        step = max(1, math.ceil((math.prod(len(k) + 1 for k in kinds) / _MOST_SPLITS) ** (1 / len(kinds))))
+        for counts in product(*(range(0, len(k) + 1, step) for k in kinds)):
+            workers = [n.name for k, c in zip(kinds, counts, strict=True) for n in k[:c]]
+            servers = [n for k, c in zip(kinds, counts, strict=True) for n in k[c:]]
+            carried = sum(n.nic_bytes_per_second for n in servers)
+            shares = tuple(n.nic_bytes_per_second / carried for n in servers)
+            uneven = len({n.nic_bytes_per_second for n in servers}) > 1
+            split = replace(_with_roles(now, workers, [n.name for n in servers]), model_shares=shares if uneven else ())
+            if self._job.space.admits(split):
+                yield split
+
+
+def options(knob: Any) -> list[Any]:
+    """The options of a knob; none where it is an interval or is held."""
+    return list(knob.options) if isinstance(knob, Choice) else []
+
+
+def highest(knob: Any) -> float:
+    """The highest value of a knob that is free."""
+    return float(max(knob.options) if isinstance(knob, Choice) else knob.high)
+
+
+def lowest(knob: Any) -> float:
+    """The lowest value of a knob that is free."""
+    return float(min(knob.options) if isinstance(knob, Choice) else knob.low)
+
+
+def _with_roles(setting: Setting, workers: Sequence[str], servers: Sequence[str]) -> Setting:
+    """`setting` with these roles, and with equal shares if they differ from its own."""
+    if (set(workers), set(servers)) == (set(setting.workers), set(setting.servers)):
+        return setting
+    return replace(setting, workers=tuple(workers), servers=tuple(servers), loads=(), data_shares=(), model_shares=())

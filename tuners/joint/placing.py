@@ -1,0 +1,288 @@
+"""Place the system: the third step of `tuners.joint`, by the seconds per push that the system model predicts.
+
+Roles, batch, threads, bits and local steps with the most progress per second, or per USD where the cheapest run is wanted;
+where blocks of embedding tables lie; and whether all workers wait for each other. What is chosen is verified by what is then
+seen, and taken back if it is worse. The same again whenever machines come or go, or pushes become much slower or faster.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tuners.actions import Job, Setting
+from tuners.joint.candidates import Candidates, highest, lowest, options
+from tuners.joint.heat import Heat, RateHeat, heat
+from tuners.joint.holding import RuleParts
+from tuners.joint.roles import RoleSearch
+from tuners.joint.system_model import SystemModel, waits
+from tuners.joint.tables import BlockModel
+from tuners.joint.training import Steps, Training
+from tuners.settings import Real
+
+__all__ = ["LEFT_SHARE", "Placing"]
+
+LEFT_SHARE = 0.2
+"""Of the budget: how long a job is expected to last, until its drift was measured."""
+
+_SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
+_BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
+_MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
+_WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
+_CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
+_TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
+_SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
+_UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
+_COPIED = 4  # mini-batches for which workers keep copies of rows
+_WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
+_CHOICES = 3  # of the system in a row
+_AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
+
+
+class Placing:
+    """Chooses the system of one job, as often as that changes."""
+
+    def __init__(self, job: Job, training: Training, system: SystemModel, parts: RuleParts) -> None:
+        self._job, self._training, self._system, self._parts = job, training, system, parts
+        self._tables, self._candidates = BlockModel(job), Candidates(job, training)
+        self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
+        self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
+        self._placed = False  # whether machines were chosen before
+        self._unit = "second" if job.target.minimise == "seconds" else "USD"
+
+    def measure(self) -> Steps[None]:
+        """Train until pushes were measured that began under the present setting; in vain, twice as long at the most."""
+        setting = self._training.setting
+        clocks = math.ceil((1.0 if waits(setting) else 1.5) * len(setting.workers))
+        yield from self._training.run(clocks)
+        # First cycles that began with another number of local steps do not count.
+        if not self._training.measured and (self._system.knows or setting.local_steps != self._job.start.local_steps):
+            yield from self._training.run(clocks)
+        self._training.usual_push_seconds = self._training.push_seconds
+        self.learn_blocks()
+
+    def learn_blocks(self) -> None:
+        """Take in what the newest window tells of the servers' loads by blocks of embedding tables."""
+        if self._training.newest is not None:
+            self._tables.learn(self._training.setting, self._training.newest)
+
+    def place(self) -> Steps[None]:
+        """Choose what the system model says is best, once it knows the machines; take it back if it is worse.
+
+        Where a choice is kept that is much slower than predicted, the model has learned what it did not know: choose again.
+        """
+        for _ in range(_CHOICES):
+            if not (yield from self._choose()):
+                return
+
+    def place_anew(self) -> Steps[None]:
+        """Choose again: machines have come or gone, or have become slower or faster."""
+        if self._training.cluster_changed and self.heat is not None:
+            yield from self.measure()
+        self._training.usual_push_seconds = self._training.push_seconds
+        yield from self.place()
+
+    def _choose(self) -> Steps[bool]:
+        """Make one choice; whether it is kept, and far from what the system model had predicted."""
+        training = self._training
+        training.cluster_changed = False
+        if training.diverged or not self._parts.system_model:
+            return False
+        if self._job.blocks:
+            yield from self._place_blocks()
+            return False
+        if not (self.places_are_free or self.lacks_machines):
+            return False
+        before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
+        best = self.best(self.most_workers)
+        gain = self._worth(best) / here if here > 0 else math.inf
+        left, cost = self.seconds_left(), training.change_seconds or _CHANGE_SECONDS
+        lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
+        saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
+        worth = gain > _WORTH and saved > cost if self._parts.cost_rule else gain > 1
+        stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
+        if best == before or not (worth or stranded):
+            return False
+        why = (
+            f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
+            f"{gain:.2f} times the progress per {self._unit}; the change costs {cost:.0f} s"
+        )
+        if lasts < left:
+            why += f", and its machines may be lost again after {lasts:.0f} s"
+        if stranded:
+            why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
+        anew, self._placed = self.heat is None and not (self._placed or training.has_learned), True
+        if anew and training.first is not None and len(best.workers) < len(before.workers):
+            # It loses nothing, and staleness may have spoilt it for good.
+            yield from training.begin_again(best, f"{why}; from the untrained model")
+            changed = training.setting == best
+        else:
+            changed = yield from training.change(best, why)
+        if not changed:
+            # While the system makes up for a loss, no change is accepted: ask again after the next window.
+            training.cluster_changed = training.newest is not None and bool(training.newest.events)
+            return False
+        predicted = self._worth(best)
+        yield from self.measure()
+        seen = self._worth(training.setting)
+        if training.diverged or training.cluster_changed:
+            return False
+        if seen < here and not stranded:
+            why = f"taken back: {seen / here:.2f} times the progress per {self._unit} of {self._words(before)}"
+            yield from training.change(before, why)
+            training.usual_push_seconds = usual
+            return False
+        return seen < _AS_PREDICTED * predicted
+
+    @property
+    def places_are_free(self) -> bool:
+        """Whether anything is free that the system model chooses."""
+        return any(self._job.space.frees(name) for name in _SYSTEM)
+
+    @property
+    def lacks_machines(self) -> bool:
+        """Whether machines of the start are gone, or are back and not used again."""
+        start, now = self._job.start, self._training.setting
+        return not self.places_are_free and (set(start.workers), set(start.servers)) != (set(now.workers), set(now.servers))
+
+    def _place_blocks(self) -> Steps[None]:
+        """Move hot blocks of embedding tables to machines that have less to do, as many as save more time than they take."""
+        training, left = self._training, self.seconds_left()
+        found = self._tables.best(training.setting, left)
+        if found is None or found.gain <= _WORTH:
+            return
+        why = (
+            f"{found.blocks} blocks move to {len(found.setting.servers)} servers: {found.gain:.2f} times as many pushes, "
+            f"{left / found.gain:.0f} s left instead of {left:.0f}; this takes {found.cost_seconds:.0f} s"
+        )
+        began = training.seconds
+        if (yield from training.change(found.setting, why)):
+            self._tables.moved(found, training.seconds - began)
+            yield from self.measure()
+
+    def keep_copies(self) -> Steps[None]:
+        """Let workers keep copies of popular rows for a few mini-batches, if they are then seen to push more often.
+
+        That takes effect at once and moves nothing, so it is tried; copies make gradients as stale as some more workers do.
+        """
+        training, rows, clocks = self._training, self._job.space.knob("cache_rows"), self._job.space.knob("cache_clocks")
+        before, workers = training.setting, len(training.setting.workers)
+        if rows is None or clocks is None or before.cache_rows or isinstance(rows, Real) or isinstance(clocks, Real):
+            return
+        wanted = replace(before, cache_rows=int(highest(rows)), cache_clocks=int(clocks.nearest(_COPIED)))
+        gain = self._tables.copies_gain(before, 1 / (1 + wanted.cache_clocks))
+        if not self._parts.system_model or training.diverged or gain < _WORTH:
+            return
+        yield from training.run(
+            2 * workers, "may workers keep copies of popular rows? First, how often they push as they are"
+        )
+        alone, why = training.push_seconds, f"copies of {wanted.cache_rows} rows for {wanted.cache_clocks} mini-batches"
+        if not (yield from training.change(wanted, f"{why}, on trial: at most {gain:.2f} times as many pushes")):
+            return
+        yield from training.run(2 * workers)  # workers have no copies yet
+        yield from training.run(2 * workers)
+        seen = alone / training.push_seconds if training.push_seconds else 0.0
+        if seen < _WORTH:
+            yield from training.change(
+                replace(training.setting, cache_rows=0), f"taken back: {seen:.2f} times as many pushes"
+            )
+
+    def wait(self) -> Steps[None]:
+        """Let all workers wait for each other after all, where that costs less time than staleness does.
+
+        Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable rate per push is pi / (2k - 1)
+        of the inverse curvature; where all wait, and one update is made of k pushes, it is 2 / k. Where servers are the
+        bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
+        """
+        training, heat = self._training, self.heat
+        waiting, workers = self._waiting(training.setting), len(training.setting.workers)
+        if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self._parts.system_model:
+            return
+        if training.diverged or not self._system.knows:
+            return
+        stable = 4 / math.pi * (workers - 0.5) / workers  # the highest rate per push, over that of workers that do not wait
+        gain = stable * self._system.push_seconds(training.setting) / self._system.push_seconds(waiting)
+        if _UNDERESTIMATED * gain < _WORTH_WAITING:
+            return
+        yield from training.run(2 * workers, "may all workers wait for each other? First, how often they push as they are")
+        before, alone, waiting = training.setting, training.push_seconds, self._waiting(training.setting)
+        why = f"on trial: progress may be {gain:.2f} to {_UNDERESTIMATED * gain:.2f} times as fast if workers wait"
+        if training.diverged or waiting is None or not (yield from training.change(waiting, why)):
+            return
+        yield from training.run(workers)  # these were begun before
+        yield from training.run(2 * workers)
+        gain = stable * alone / training.push_seconds
+        if training.diverged or gain < _WORTH_WAITING:
+            why = f"taken back: where all wait for each other, progress is {gain:.2f} times as fast"
+            yield from training.change(training.placed(before), why)
+            return
+        training.usual_push_seconds = training.push_seconds
+        if heat.expected is not None:
+            # An update is the mean of so many pushes: the best rate is between as high as before and so many times as high.
+            median = heat.expected.median * math.sqrt(workers)
+            self.heat = replace(heat, expected=heat.expected._replace(median=median))
+
+    def _waiting(self, setting: Setting) -> Setting | None:
+        """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
+        policies, staleness = options(self._job.space.knob("policy")), self._job.space.knob("staleness")
+        if waits(setting):
+            return None
+        if "bsp" in policies:
+            return replace(setting, policy="bsp")
+        if "ssp" in (*policies, setting.policy) and staleness is not None and lowest(staleness) == 0:
+            return replace(setting, policy="ssp", staleness=0)
+        return None
+
+    def _words(self, setting: Setting) -> str:
+        """What the system model predicts for `setting`."""
+        roles = f"{len(setting.workers)} workers, {len(setting.servers)} servers"
+        kinds = f"batch {setting.batch_size}, {setting.transfer_bits} bits"
+        return f"{roles}, {kinds} ({self._system.push_seconds(setting):.3g} s per push)"
+
+    def seconds_left(self) -> float:
+        """Until the job ends, before any drift was measured."""
+        return min(self._job.budget_seconds - self._training.seconds, LEFT_SHARE * self._job.budget_seconds)
+
+    def best(self, most_workers: int) -> Setting:
+        """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
+        now = self._training.setting
+        found = max(
+            (s for s in self._candidates.settings() if len(s.workers) <= most_workers), key=self._progress, default=now
+        )
+        kinds = {option for k in self._job.space.knobs if k.name.startswith("role/") for option in options(k)}
+        if not kinds & {"both", "idle"}:
+            return found
+        # A run that is cheap must still end in time.
+        least = _SLOWEST * self._progress(found) if self._job.target.minimise == "usd" else 0.0
+        fewest = 0.0 if self._job.target.counts else min(len(self._job.start.workers) / _TRUSTED, most_workers)
+
+        def value(setting: Setting) -> float:
+            progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
+            return progress / self._price(setting) if progress >= least else 0.0
+
+        return RoleSearch(self._job, now, self._training.available).best(found, value)
+
+    def _progress(self, setting: Setting) -> float:
+        """Progress per second, up to a factor; for a job that counts, of what it counts."""
+        if self._job.target.metric == "samples":
+            return self._system.samples_per_second(setting)
+        gain = 1.0
+        if not self._job.target.counts:
+            gain = float(setting.batch_size**_BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
+        if self.heat is None and not self._job.target.counts:
+            # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
+            gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
+        return gain / self._system.push_seconds(setting) * self._training.losses.productive(setting.servers)
+
+    def _worth(self, setting: Setting) -> float:
+        """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
+        return self._progress(setting) / self._price(setting)
+
+    def _price(self, setting: Setting) -> float:
+        """USD per hour where the cheapest run is wanted and they are known; else 1."""
+        usd = self._job.prices.setting_rate(setting).usd_per_hour if self._job.target.minimise == "usd" else 1.0
+        return usd if usd > 0 else 1.0
+
+
+def _machines(setting: Setting) -> set[str]:
+    return {*setting.workers, *setting.servers}
