@@ -27,10 +27,13 @@ $(READY): requirements.txt pyproject.toml
 		{ echo 'Cannot set up with $(PYTHON): it is older than Python 3.11. Name a newer one: make setup PYTHON=...' >&2; exit 1; }
 	@echo 'Setting up $(VENV): about a hundred packages, 1.5 GB with JAX and Ray. This takes some minutes, once.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes \
+		--requirement requirements.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# Where Python is told to write no bytecode, every process would compile our files again.
 	$(BIN)/python -m compileall -q harness reports simulators traces tuners
+	# In JOBS processes and without the packages' tests; pip has one process. Some package has files of another Python.
+	@$(BIN)/python -m compileall -qq -j $(JOBS) -x '/tests/' $(VENV)/lib || true
 	@touch $@
 
 try: setup ## a first answer: five tuners, three seeds, a few seconds of computing

@@ -495,9 +495,13 @@ def with_work(inputs: EngineInputs, left: Array) -> Array:
     return inputs.active & (left > _DONE) if left.shape[0] else inputs.active
 
 
-@StoredProgram
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
+    return _blank(program.model, inputs, parameters)  # of no policy, so that jobs under any policy share one program
+
+
+@StoredProgram
+def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any) -> State:
     nodes = inputs.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
@@ -510,7 +514,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         version=zero,
         pulled=none,
         grouped=zero,
-        loss=jnp.full(nodes, jnp.nan if program.model is None else 0.0, jnp.float64),
+        loss=jnp.full(nodes, jnp.nan if model is None else 0.0, jnp.float64),
         policy=(),
         left=jnp.asarray(inputs.assigned),
         timer=_NONE,
@@ -519,7 +523,7 @@ def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
         status=zero,
         kept=none if inputs.copies else (),
     )
-    return State(clock, learning.untrained(program.model, inputs, parameters) if program.model is not None else None)
+    return State(clock, learning.untrained(model, inputs, parameters) if model is not None else None)
 
 
 def launch(
@@ -587,22 +591,25 @@ def _launch(
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 
-@StoredProgram
-def catch_up(program: Program, inputs: EngineInputs, state: State, now: Array) -> State:
+def catch_up(program: Program, inputs: EngineInputs, state: State, now: ArrayLike) -> State:
     """The job at `now`, before its next event: what a change of inputs begins from."""
     # Without this, the part of a transfer that is done already would be done again at the new rates.
     clock, learned = state
-    if learned is not None and learned.touched:
-        inputs = embedding.in_flight(inputs, learned.touched)
-    flight = timing.catch_up(
-        inputs,
-        clock.seconds,
-        clock.flight,
-        now,
-        discipline=program.discipline,
-        overlapping=program.overlapping,
+    touched = learned.touched if learned is not None else ()
+    # Neither the policy nor what was learned takes part, so that jobs under any policy share one program.
+    seconds, flight = _catch_up(
+        program.discipline, inputs, touched, clock.seconds, clock.flight, now, overlapping=program.overlapping
     )
-    return state._replace(clock=clock._replace(seconds=now, flight=flight))
+    return state._replace(clock=clock._replace(seconds=seconds, flight=flight))
+
+
+@StoredProgram
+def _catch_up(
+    discipline: str, inputs: EngineInputs, touched: Any, seconds: Array, flight: Flight, now: Array, *, overlapping: bool
+) -> tuple[Array, Flight]:
+    if touched:
+        inputs = embedding.in_flight(inputs, touched)
+    return now, timing.catch_up(inputs, seconds, flight, now, discipline=discipline, overlapping=overlapping)
 
 
 def rows_placed(inputs: EngineInputs, state: State) -> State:
