@@ -105,14 +105,23 @@ def _check_tuners(
     before = {row[:3]: row[3:] for row in published.select(*KEYS, *OUTCOME).iter_rows()}
     for row in results.scores.sort(KEYS).select(*KEYS, *OUTCOME).iter_rows():
         scenario, tuner, seed = row[:3]
-        was = before.get(row[:3])
-        if tuner in replaced or was is None or repr(was) == repr(row[3:]):  # as text, where nan equals itself
+        if tuner in replaced or row[:3] not in before:
             continue
-        column, a, b = next((c, a, b) for c, a, b in zip(OUTCOME, was, row[3:], strict=True) if repr(a) != repr(b))
+        pairs = zip(OUTCOME, before[row[:3]], row[3:], strict=True)
+        column, a, b = next((pair for pair in pairs if not _alike(*pair[1:])), ("", None, None))
+        if not column:
+            continue
         raise ValueError(
             f"Cannot add {folder} to {site}: {column} of {tuner} on {scenario} with seed {seed} is {b}, and {a} there. "
             f"Where the tuner has changed since, or another processor rounds differently, use --replace {tuner}."
         )
+
+
+def _alike(a: object, b: object) -> bool:
+    """Whether two values of a column are one, but for the last digits, which processors round differently."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+    return a == b
 
 
 def _manifest(results: Results, published: dict[str, Any]) -> dict[str, Any]:

@@ -44,12 +44,14 @@ def scores(site):
     return store.read(site / "tables" / "scores.parquet", SCORES)
 
 
-def changed(folder, tuner):
-    """The same folder, in which `tuner` takes a second longer with seed 0."""
+def changed(folder, tuner, seconds=1.0):
+    """The same folder, in which `tuner` takes `seconds` longer with seed 0."""
     results = store.load_results(folder)
     later = (pl.col("tuner") == tuner) & (pl.col("seed") == 0)
     frame = results.scores.with_columns(
-        completion_seconds=pl.when(later).then(pl.col("completion_seconds") + 1).otherwise(pl.col("completion_seconds"))
+        completion_seconds=pl.when(later)
+        .then(pl.col("completion_seconds") + seconds)
+        .otherwise(pl.col("completion_seconds"))
     )
     store.write(frame, folder / "scores.parquet", SCORES)
     return folder
@@ -107,6 +109,11 @@ def test_runs_that_differ_are_refused_until_they_are_replaced(site, tmp_path):
     both = scores(tmp_path / "out").join(scores(site), on=["scenario", "tuner", "seed"])
     later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
     assert set(later.select("tuner", "seed").rows()) == {("cruise", 0)}
+
+
+def test_what_differs_in_the_last_digits_only_is_alike(site, tmp_path):
+    publish(changed(mine(tmp_path), "fixed", seconds=1e-7), tmp_path / "out", onto=site)
+    assert scores(tmp_path / "out").height == scores(site).height + 6
 
 
 def test_without_a_tuner_in_both_nothing_shows_that_they_fit(site, tmp_path):
