@@ -20,8 +20,9 @@ from harness.comparison.merge import merge
 from harness.drive import replay
 from harness.scenario import load, parse
 from reports.output.site import publish
-from reports.verdicts import tables
 from reports.verdicts.calibration_ranks import ranks, sentences
+from reports.verdicts.conclusions import not_applicable
+from reports.verdicts.summary import summary
 from tests.support import arena
 from tests.support.made_up import calibrated_toml
 from traces import schema, store
@@ -162,7 +163,7 @@ def test_a_rank_that_the_draws_of_a_calibration_turn_over_is_not_decided(tmp_pat
     def said(folder: Path) -> list[str]:
         compare([path], ["fixed", "asp"], out=folder, **options)
         found = store.load_results(folder)
-        told = ranks(found, tables.summary(found))
+        told = ranks(found, summary(found))
         assert told is not None
         return sentences(told)
 
@@ -210,11 +211,9 @@ def test_a_tuner_with_nothing_to_tune_is_not_played_and_says_why(tiny: Path, tmp
     assert made.host.height == 8
     folder = results.run_folder(tmp_path / "out", "tiny", "cruise", 1)
     assert read_log(folder / "exchanges.jsonl.gz") == []
-    table = tables.summary(made)
+    table = summary(made)
     assert set(table["tuner"]) == {"fixed", "random_search"}
-    assert tables.not_applicable(made) == [
-        f"tiny: not applicable, and not run: cruise ({roles[:-1]}); k_sync ({held[:-1]})."
-    ]
+    assert not_applicable(made) == [f"tiny: not applicable, and not run: cruise ({roles[:-1]}); k_sync ({held[:-1]})."]
     again: list[Event] = []
     run(tiny, tmp_path / "out", "fixed", "cruise", "k_sync", "random_search", resume=True, watch=again.append)
     assert again == [Planned(8, 8, (), ("fixed", "cruise", "k_sync", "random_search"))]
@@ -224,7 +223,7 @@ def test_adding_tuners_that_have_nothing_to_tune_changes_no_row(tiny: Path, tmp_
     few = run(tiny, tmp_path / "few", "fixed", "random_search")
     many = run(tiny, tmp_path / "many", "fixed", "random_search", "cruise", "k_sync", "bespoke_bo", "bsp")
     assert few.scores.equals(many.scores)
-    one, other = (tables.summary(made).drop("thinking_seconds") for made in (few, many))  # measured on the host
+    one, other = (summary(made).drop("thinking_seconds") for made in (few, many))  # measured on the host
     assert one.equals(other)
 
 
