@@ -72,9 +72,9 @@ def write_markdown(folder: Path) -> Path:
     return path
 
 
-def markdown(results: Results) -> str:
-    """The answers and tables of `results` as Markdown."""
-    table = summary(results)
+def markdown(results: Results, table: pl.DataFrame | None = None) -> str:
+    """The answers and tables of `results` as Markdown; `table` is their summary, where the caller has it already."""
+    table = summary(results) if table is None else table
     parts: list[str] = []
     for found in _families(results, table):
         parts += [f"## {f'Family {found.family}' if found.family else 'All scenarios'}", _bold(arenas.answer(found))]

@@ -52,6 +52,7 @@ def publish(
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
         hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
         only_overview = True
+    table = summary(results)
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
     try:
@@ -62,6 +63,7 @@ def publish(
             first="index.html",
             with_files=False,
             only_overview=only_overview,
+            table=table,
         ).items():
             _write(partly / name, text.encode())
         (partly / "tables").mkdir(parents=True)
@@ -73,9 +75,8 @@ def publish(
             store.write(results.evaluations, partly / "tables" / "evaluations.parquet", EVALUATIONS)
             store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
             _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
-        table = summary(results)
         store.write(table, partly / "tables" / "summary.parquet", table.schema)  # as CSV, four times as many bytes
-        _write(partly / "report.md", markdown(results).encode())
+        _write(partly / "report.md", markdown(results, table).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
         _write(partly / "manifest.json", (json.dumps(results.manifest, indent=1) + "\n").encode())

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import polars as pl
+
 from reports.fidelity import live
 from reports.figures.gantt import packed_run
 from reports.figures.settings_over_time import SETTINGS_NOTE
@@ -62,14 +64,16 @@ def pages(
     with_files: bool = True,
     only_overview: bool = False,
     simulated: Results | None = None,
+    table: pl.DataFrame | None = None,
 ) -> dict[str, str]:
     """The pages for `results`, by file name; `scenarios` are the texts of the scenarios as they were run, by name.
 
     `runs` packs a run for the drawing of its workers, as `gantt.packed_run` does. `first` is the name of the first page.
     Without `with_files`, nothing refers to the files of single runs. With `only_overview`, there is no page per scenario
     beside the overview of several. `simulated` are runs to be put beside `results`, which are live then.
+    `table` is their summary, where the caller has it already.
     """
-    table = summary(results)
+    table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
     common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE}
     made = {}
