@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from harness.comparison.merge import ComparisonFolder, check_same
+from reports.pages.page import texts
 from reports.verdicts.summary import OUTCOME, SUMMARY
 from traces import store
 from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
@@ -85,9 +86,8 @@ def _check_scenarios(
                 f"Cannot add {folder} to {site}: {name} has {seeds} seeds, and {known[name]} there. "
                 f"Play it with --seeds {known[name]}."
             )
-    texts = {name: (site / "scenarios" / f"{name}.toml").read_bytes() for name in scenarios}
-    theirs, ours = ComparisonFolder(site, dict(manifest), texts), {name: text.encode() for name, text in scenarios.items()}
-    check_same(theirs, ComparisonFolder(folder, results.manifest, ours))
+    theirs, ours = ({name: text.encode() for name, text in each.items()} for each in (texts(site), scenarios))
+    check_same(ComparisonFolder(site, manifest, theirs), ComparisonFolder(folder, results.manifest, ours))
 
 
 def _check_tuners(
@@ -108,13 +108,13 @@ def _check_tuners(
         if tuner in replaced or row[:3] not in before:
             continue
         pairs = zip(OUTCOME, before[row[:3]], row[3:], strict=True)
-        column, a, b = next((pair for pair in pairs if not _alike(*pair[1:])), ("", None, None))
-        if not column:
-            continue
-        raise ValueError(
-            f"Cannot add {folder} to {site}: {column} of {tuner} on {scenario} with seed {seed} is {b}, and {a} there. "
-            f"Where the tuner has changed since, or another processor rounds differently, use --replace {tuner}."
-        )
+        for column, there, here in pairs:
+            if not _alike(there, here):
+                raise ValueError(
+                    f"Cannot add {folder} to {site}: {column} of {tuner} on {scenario} with seed {seed} is {here}, and "
+                    f"{there} there. Where the tuner has changed since, or another processor rounds differently, use "
+                    f"--replace {tuner}."
+                )
 
 
 def _alike(a: object, b: object) -> bool:
