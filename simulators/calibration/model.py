@@ -198,8 +198,7 @@ def common_guess(rows: Sequence[Row]) -> float:
     def differs(common_seconds: float) -> float:
         each: dict[int, list[float]] = {}  # by threads, which decide how long a sample takes
         for row in timed:
-            sizes = row.batches if len(row.worker_times) == row.workers else (row.batch_size,) * len(row.worker_times)
-            own = [(t.seconds - common_seconds) / size for t, size in zip(row.worker_times, sizes, strict=True)]
+            own = [(t.seconds - common_seconds) / size for t, size in _timed(row)]
             each.setdefault(row.intra_threads, []).append(math.log(float(np.median(own))))
         return sum(float(np.var(logs)) * len(logs) for logs in each.values())
 
@@ -209,12 +208,17 @@ def common_guess(rows: Sequence[Row]) -> float:
 
 def _own_seconds(row: Row, common_seconds: float) -> dict[int, tuple[float, float]]:
     """What each worker computes a mini-batch of the mean size in, without `common_seconds`, and its standard error."""
-    sizes = row.batch_sizes if len(row.batch_sizes) == len(row.worker_times) else (1,) * len(row.worker_times)
-    usual = sum(sizes) / max(len(sizes), 1)
+    usual = float(np.mean([size for _, size in _timed(row)] or [1]))
     return {
-        t.worker: (max(t.seconds - common_seconds, 0.05 * t.seconds) * usual / size, t.error * usual / size)
-        for t, size in zip(row.worker_times, sizes, strict=True)
+        t.worker: (max(t.seconds - common_seconds, 0.05 * t.seconds) * (usual / size), t.error * (usual / size))
+        for t, size in _timed(row)
     }
+
+
+def _timed(row: Row) -> list[tuple[WorkerTime, int]]:
+    """The workers that were timed, with the samples in a mini-batch of each: equal ones where not all workers were timed."""
+    sizes = row.batches if len(row.worker_times) == row.workers else (row.batch_size,) * len(row.worker_times)
+    return list(zip(row.worker_times, sizes, strict=True))
 
 
 def _equal(speeds: Sequence[tuple[float, float]]) -> bool:
