@@ -130,7 +130,8 @@ class HeatSearch:
         noise, and a lucky window would choose a heat that learns nothing.
         """
         training, heat = self._training, self._heat
-        best, noise, validated, kept = seen.level, seen.noise, seen.validated, (yield from training.snapshot())
+        # Where the job has not validated yet, the first validation is compared with the untrained model's.
+        best, noise, validated, kept = seen.level, seen.noise, min(seen.validated, 0.0), (yield from training.snapshot())
         setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
             blank = self._gauge.blank_nats  # most of what falls to there is no learning

@@ -41,6 +41,7 @@ _CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so muc
 _SERVED = 0.7  # trials that have served, of those that were expected to: 70 of 100, of 136 (see README)
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
+_STANDS, _STANDS_LONG = 0.25, 0.5  # of the job's time, in which no drift is left
 _FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
 _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
 _COOLING_SHARE = 0.03  # of the job's time so far, in which each of its heats is held, at least
@@ -162,8 +163,9 @@ class Holding:
         blank, seen = self._training.gauge.blank_level, min(self.levels[-3:])
         if self._training.diverged or has_lost_half(self.levels, self.low, blank, spread(self._course)):
             return True
-        risen = seen > self.low + 1.5 * self._hurt or is_unlearned(seen, self.low, blank)
-        return len(self.levels) >= _LEAST and risen
+        # Fewer workers learn more slowly, so a model whose level has risen for a while is left to come down again.
+        risen = seen > self.low + 1.5 * self._hurt and not self._heat.limits_workers
+        return len(self.levels) >= _LEAST and (risen or is_unlearned(seen, self.low, blank))
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
@@ -203,7 +205,9 @@ class Holding:
         """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
         level, goal = sum(self.levels[-3:]) / 3, training.gauge.goal(training.loss)
-        stop = stopped(self.times, self.levels, goal, training.job.budget_seconds)
+        # Fewer workers learn more slowly: a level that stands still for a while is no reason.
+        share = _STANDS_LONG if heat.limits_workers else _STANDS
+        stop = stopped(self.times, self.levels, goal, training.job.budget_seconds, share=share)
         if self.held != self._steady:
             self._steady, self._steady_since = self.held, len(self._course)
         watched = len(self._course) >= self._steady_since + _WATCHED

@@ -174,17 +174,22 @@ def has_lost_half(levels: Sequence[float], before: float, blank: float, deviatio
 
 
 def stopped(
-    times: Sequence[float], levels: Sequence[float], goal: float, budget_seconds: float, least: float = 0.05
+    times: Sequence[float],
+    levels: Sequence[float],
+    goal: float,
+    budget_seconds: float,
+    least: float = 0.05,
+    share: float = 0.25,
 ) -> bool:
-    """Whether the newest levels show no drift: those of the last quarter of the job's time, a dozen at least.
+    """Whether the newest levels show no drift: those of the last `share` of the job's time, a dozen at least.
 
     Their second half is then not lower than the first by `least` nats, and a drift that is smaller but no noise would not
     reach `goal` within the budget.
     """
-    first = next(i for i, t in enumerate(times) if t > 0.75 * times[-1])
+    first = next(i for i, t in enumerate(times) if t > (1 - share) * times[-1])
     newest = levels[first:]
     if len(newest) < 12 or not first:
-        return False  # too few, or the heat was changed less than a quarter of the time ago
+        return False  # too few, or the heat was changed less than that time ago
     half = len(newest) // 2
     if sum(newest[half:]) / (len(newest) - half) <= sum(newest[:half]) / half - least:
         return False

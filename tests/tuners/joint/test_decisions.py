@@ -716,6 +716,27 @@ def test_a_drift_that_the_loss_tells_is_not_hidden_by_noise_in_the_accuracy(fall
     assert any("noise hides all drift" in a.reason for a in answers.asked) is (held < 0.4)
 
 
+def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better():
+    """On `tf36-logr`, twice as many workers and twice again were held, as nothing had been validated before."""
+    made = of(space=(RATE,))
+    glances = iter([(0.99, None), (1.5, 1.4), (3.0, 2.9)])  # training and validation loss
+    begun, answers = course(made), Answers(made, flat)
+    begun.gauge.begin(1.0)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, loss = next(glances, (5.0, 5.0))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        seen = () if loss is None else (Evaluation(answers.now, 0, loss, float("nan")),)
+        return replace(answer(action), evaluations=seen)
+
+    answers.answer = validated
+    answers.run(begun.find_heat(begun.heat))
+    assert begun.training.setting.learning_rate <= made.start.learning_rate
+
+
 def noisy_validations(made, answers, levels):
     """Every evaluation gives the loss that `levels(setting)` tells."""
     answer = answers.answer
@@ -754,6 +775,22 @@ def holding_of(levels, rate=0.1, goal=0.001):
     holding._course, holding._losses = list(levels), [math.exp(level) for level in levels]
     holding.low = min(levels)
     return holding, answers
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_risen_level_halves_a_rate_but_not_the_number_of_workers(workers):
+    """`tf36-cifar` went from 35 workers to 18 because the loss swung for five seconds: 150 s, where 35 take 75."""
+    holding, _ = holding_of([-2.0, -2.0, -1.8, -1.8, -1.8])
+    holding._heat = replace(holding._heat, limits_workers=workers)
+    assert holding._is_too_hot() is not workers
+
+
+def test_a_level_that_stands_still_in_the_last_quarter_has_not_done_so_in_half_of_the_time():
+    """`tf36-logr` halved its workers four times because no drift was left for a moment."""
+    times = [float(i + 1) for i in range(100)]
+    levels = [-0.02 * min(i, 70) for i in range(100)]
+    assert stopped(times, levels, goal=-9.0, budget_seconds=200.0)
+    assert not stopped(times, levels, goal=-9.0, budget_seconds=200.0, share=0.5)
 
 
 @pytest.mark.parametrize(("began", "windows"), [(10.0, 1), (10_000.0, 10)])
