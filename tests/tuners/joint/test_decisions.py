@@ -415,6 +415,27 @@ def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
     assert begun.training.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
 
 
+def test_the_first_validation_of_all_does_not_choose_a_heat_that_has_blown_the_model_up():
+    """The window before had not been validated, so any validation at all was taken for a better model."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([(0.6, None), (3.0, 5.0)])  # training and validation loss
+    begun, answers = course(made), Answers(made, flat)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, loss = next(glances, (0.6, None))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        found = () if loss is None else (Evaluation(answers.now, 0, loss, float("nan")),)
+        return replace(answer(action), evaluations=found)
+
+    answers.answer = validated
+    answers.run(begun.find_heat(begun.heat))
+    assert max(s.learning_rate for s in answers.changes()) == pytest.approx(0.2)
+    assert begun.hurting == pytest.approx(0.2)
+
+
 def test_policies_are_not_tried_from_the_start_again_because_little_was_learned():
     """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
     made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
