@@ -238,6 +238,27 @@ def test_half_of_a_rate_that_has_blown_the_model_up_is_not_held():
     assert begun.useless == pytest.approx(0.4 * stress(made.start))
 
 
+def test_a_rate_is_not_halved_because_the_loss_was_above_the_untrained_one_from_the_first_window_on():
+    """A linear SVM's hinge loss rises while its accuracy does; half of the best rate was held, for 1.4 times as long."""
+    target = replace(job().target, metric="accuracy", value=0.9)
+    made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([(1.2, 0.4), (1.1, 0.5), (1.2, 0.5), (1.2, 0.5)])  # training loss and accuracy
+    begun, answers = course(made), Answers(made, flat)
+    begun.gauge.begin(1.0, 0.1)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, accuracy = next(glances, (1.2, 0.5))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, trained, accuracy),))
+
+    answers.answer = validated
+    answers.run(begun.find_heat(begun.heat))
+    assert begun.training.setting.learning_rate == answers.changes()[0].learning_rate  # the second window's
+
+
 def test_mini_batches_that_tell_much_more_outweigh_a_validation_that_is_a_little_worse():
     """Accuracy fell from .70 to .64 in one window, so half of the best rate was held for the rest of the job."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
