@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from harness.cli import main
 from simulators.calibration import closed_form, model, validation
-from simulators.calibration import fit as calibrate
-from simulators.calibration.fit import Constants, Row, closed_form_cycles, fit, fit_all, predicted
+from simulators.calibration import least_squares as search
+from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
 from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
@@ -55,9 +55,9 @@ def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
-    monkeypatch.setattr(calibrate, "_ROUNDS", 1)
+    monkeypatch.setattr(search, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
-    monkeypatch.setattr(calibrate, "least_squares", partial(_roughly, calibrate.least_squares))
+    monkeypatch.setattr(search, "least_squares", partial(_roughly, search.least_squares))
 
 
 def _roughly(least_squares, *given, **named):
@@ -213,14 +213,14 @@ def test_an_interval_says_where_a_constant_decides_that_no_fitted_row_determines
 def test_last_bits_of_a_recording_do_not_move_the_constants(monkeypatch):
     """Processors round the last bits of a logarithm differently, and four of nine constants are hardly determined here:
     before, they ended at up to 30 times the value."""
-    monkeypatch.setattr(calibrate, "least_squares", least_squares)
+    monkeypatch.setattr(search, "least_squares", least_squares)
     folder = locate("shipped:homogeneous")
     recording = read_tables({name: scan(folder, name).collect() for name in TRACE})
     given = Constants(cores=1, nic_bytes_per_second=1e6)
     free = ("commit_seconds", "service_bytes_per_second", "message_seconds", "apply_seconds", "model_bytes", "fixed_seconds")
 
     def fitted(seed):
-        problem = calibrate._Problem(recording.rows, given, engine=False)
+        problem = search.TimesProblem(recording.rows, given, engine=False)
         problem.measured *= 1 + seed * 1e-13 * np.random.default_rng(seed).standard_normal(problem.measured.shape)
         return problem.solve([*free, "sample_seconds", "step_seconds", "master_sample_seconds"]).at
 
@@ -705,7 +705,7 @@ def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
     # Two workers push in each step, one directly after the other.
-    assert calibrate.completed(still, rows).seconds == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
+    assert completed(still, rows).seconds == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
 
 
 def test_a_source_whose_counts_do_not_match_its_seconds_is_refused():
