@@ -508,6 +508,38 @@ def test_a_setting_that_is_given_twice_counts_once_and_totals_of_several_are_sai
     assert found.caveats == ("1 runs with several settings have totals only, and are left out: record progress",)
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"options": '{"local_steps": 4}'}, "local_steps"),
+        ({"setting": {"local_steps": 4}}, "local_steps"),
+        ({"setting": {"node_steps": (("w", 2),)}}, "node_steps"),
+        ({"setting": {"pull_clocks": 3}}, "pull_clocks"),
+        ({"setting": {"policy": "quorum", "quorum": 1, "grace_seconds": 0.1}}, "quorum"),
+        ({"setting": {"checkpoint_seconds": 60.0}}, "checkpoint_seconds"),
+        ({"setting": {"cache_rows": 10, "cache_clocks": 4}}, "cache_rows"),
+    ],
+)
+def test_settings_whose_times_no_row_tells_are_left_out_with_a_note(told, name):
+    plain = {"seconds": 0.0, "workers": 1, "servers": 1, "policy": "asp"}
+    if "setting" in told:
+        told = {"setting": setting_text(Setting(workers=("w",), servers=("a",), **told["setting"]))}
+    runs = [{"run": run, "seconds": 10.0, "steps": 10} for run in "ab"]
+    found = read_tables(tables(runs, [{"run": "a"} | plain, {"run": "b"} | plain | told]))
+    assert [r.run for r in found.rows] == ["a"]
+    assert f"1 settings with {name} are left out: calibration does not know what it costs" in found.caveats
+
+
+def test_options_that_differ_and_are_not_used_are_named():
+    plain = {"seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp"}
+    told = ['{"fused": 1, "fuel": 1, "batch_sizes": [8, 16]}', '{"fused": 0, "fuel": 1}']
+    runs = [{"run": run, "seconds": 10.0, "steps": 10} for run in "ab"]
+    settings = [{"run": run, "options": options} | plain for run, options in zip("ab", told, strict=True)]
+    found = read_tables(tables(runs, settings))
+    assert "options that differ between settings are not used: fused" in found.caveats
+    assert len(found.rows) == 2
+
+
 def test_steps_and_seconds_are_enough_of_progress():
     settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8}]
     progress = [{"run": "a", "seconds": 2.0 * i, "steps": 10 * i} for i in range(8)]
