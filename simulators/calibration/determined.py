@@ -25,7 +25,7 @@ _MEASUREMENTS: dict[str, str] = {
     "step_seconds": "synchronous runs on one, two and many servers, or synchronous and asynchronous ones",
     "message_seconds": "the same job on few and on many servers",
     "apply_seconds": "the same job on one server with few and with many workers",
-    "transfer": "iterations with seconds of pulls and pushes, or runs with few servers and many workers",
+    "transfer": "iterations with seconds of pulls and pushes, or runs with and without barriers on one and more servers",
     "fixed_seconds": "two batch sizes at least, or two counts of threads",
     "sample_seconds": "runs of at least one worker",
 }
@@ -67,8 +67,10 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
         refuse("apply_seconds", "neither workers nor servers ever varied, and pushes were not timed")
     if len({r.servers for r in rows}) < 3:
         refuse("apply_exponent", "there are fewer than three numbers of servers")
+    if not parts and not (barrier == {True, False} and vary["servers"] and vary["workers"]):
+        # At a barrier, pulls, pushes and updates of all workers follow each other; without one they overlap.
+        refuse("transfer", "transfers were not timed, and no runs with and without a barrier tell them")
     if not parts:
-        refuse("transfer", "transfers were not timed")
         refuse("latency_seconds", "transfers were not timed")
         refuse("service_bytes_per_second", "transfers were not timed")
     if True not in barrier or (barrier == {True} and len({r.servers for r in rows}) < 3):

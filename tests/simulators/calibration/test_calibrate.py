@@ -293,6 +293,18 @@ def test_intervals_of_few_settings_are_wider_than_their_bootstrap():
     assert (low, high) == pytest.approx(tuple(1.3484 * ends), rel=1e-3)
 
 
+def test_totals_with_and_without_a_barrier_tell_transfers():
+    true = Constants(cores=1, model_bytes=4e7, nic_bytes_per_second=1.25e8, sample_seconds=0.02, apply_seconds=0.05)
+    bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 3, 6) for s in (1, 2, 3) for b in (16, 32)]
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(len(bare)))
+    rows = [replace(r, cycle_seconds=c) for r, c in zip(bare, closed_form_cycles(true, bare) * noise, strict=True)]
+    given = replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0)
+    found = fit(rows, given, resamples=0, engine=False)
+    assert found.constants.model_bytes == pytest.approx(4e7, rel=0.1)
+    alone = fit([r for r in rows if not r.barrier], given, resamples=0, engine=False)
+    assert "no runs with and without a barrier tell them" in alone.refused["transfer"]
+
+
 def test_a_recording_without_rows_is_an_error():
     with pytest.raises(ValueError, match="no run has both a setting and times"):
         fit_all([], {})
