@@ -63,9 +63,10 @@ class Residual(NamedTuple):
 class TimesProblem:
     """The settings to fit, the median times recorded under each, and the engine's correction of the closed form."""
 
-    def __init__(self, rows: Sequence[Row], given: Constants, engine: bool = True) -> None:
+    def __init__(self, rows: Sequence[Row], given: Constants, engine: bool = True, *, transfers_first: bool = False) -> None:
         self.given = given
         self.engine = engine
+        self.transfers_first = transfers_first  # the search starts where transfers, not updates, keep the servers busy
         self.rows = rows
         self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
         every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
@@ -79,6 +80,10 @@ class TimesProblem:
         self.redundant = np.zeros_like(self.visible)  # cycles that their parts have told already
         self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
         self.correction = np.zeros_like(self.measured)
+
+    def guess(self, name: str) -> float:
+        """Where the search for a constant starts."""
+        return _guess(name, self.rows, self.given, transfers_first=self.transfers_first)
 
     def begun_with(self, **values: Any) -> TimesProblem:
         """The same problem, with other initial constants."""
@@ -125,7 +130,7 @@ class TimesProblem:
         logarithm, which processors round differently, decided where a search ended. What is left of that is rounded away
         before the engine sees it: its means change by their noise where constants change at all.
         """
-        guess = np.array([coded(name, _guess(name, self.rows, self.given)) for name in free])
+        guess = np.array([coded(name, self.guess(name)) for name in free])
         start = guess if near is None else np.array([coded(name, getattr(near.constants, name)) for name in free])
         prior = _SCALE / _REACH * np.eye(len(free))
         found = least_squares(
@@ -194,7 +199,7 @@ class TimesSolution:
         return [self._with_more(name) for name in refused if getattr(kept, name) == 0 and name not in self.free]
 
     def _with_more(self, name: str) -> Constants:
-        guess = _guess(name, self.problem.rows, self.problem.given)
+        guess = self.problem.guess(name)
         step = 1e-3 * guess
         more: dict[str, Any] = {name: step}
         here, moved = self.problem.residuals(self.constants, replace(self.constants, **more))
@@ -355,7 +360,7 @@ def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArra
     return np.maximum(table, 1e-12)
 
 
-def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
+def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first: bool) -> float:
     """A start value of the right order of magnitude."""
     cycle = float(np.median([r.cycle_seconds for r in rows]))
     compute = float(np.nanmedian([r.compute_seconds if r.has_parts else 0.5 * r.cycle_seconds for r in rows]))
@@ -366,6 +371,8 @@ def _guess(name: str, rows: Sequence[Row], given: Constants) -> float:
     alone = min(pulls) if pulls else 0.02 * cycle
     longer = [r.push_seconds - r.pull_seconds for r in rows if r.push_seconds > r.pull_seconds > 0]
     apply = float(np.median(longer)) if longer else (0.02 if pulls else 0.3 / workers) * cycle
+    if transfers_first:
+        alone, apply = apply, alone
     guesses: dict[str, float] = {
         "fixed_seconds": 0.3 * compute,
         "sample_seconds": 0.7 * compute / batch,

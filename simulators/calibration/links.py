@@ -78,7 +78,7 @@ class SharingChoice:
 def choose(
     rows: Mapping[str, Sequence[Row]], given: Mapping[str, Constants], forms: Sequence[Sharing], without: Sequence[str] = ()
 ) -> SharingChoice | None:
-    """The form with the least error over all workloads; None where transfers take no time in any of them.
+    """The form with the least error over all workloads; None where transfers were not timed in any of them.
 
     Rows and initial constants are by workload; constants in `without` stay as given. It costs an engine's pass over the
     settings for each further form, twice, beside one fit of the first form.
@@ -107,7 +107,7 @@ def _costs(
     """Of each form and combination, the cost of leaving it out, [forms, combinations]; and the number of residuals."""
     rows = comparable(rows)
     free, refused = fittable(rows, given, without)
-    if not given.model_bytes and "model_bytes" not in free:
+    if not any(row.has_parts for row in rows) or not (given.model_bytes or "model_bytes" in free):
         return None
     first, _ = fit_determined(TimesProblem(rows, forms[0].put_into(given)), free, refused)
     solved = [first]

@@ -298,8 +298,9 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     spare = max(needed, row.machines) - row.workers
     nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
-    kinds = [node_type(constants, speed=s, nic=n) for s, n in zip((*speeds, *(1.0,) * spare), nics, strict=True)]
-    nodes = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
+    each = list(zip((*speeds, *(1.0,) * spare), nics, strict=True))
+    kinds = {(s, n): node_type(constants, speed=s, nic=n) for s, n in dict.fromkeys(each)}
+    nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
     return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue)
 
 
