@@ -160,7 +160,7 @@ class HeatSearch:
                 kept = yield from training.snapshot()
             else:
                 hurts = training.diverged or seen.level > best + max(_HURT, 3 * seen.noise)
-                blown_up = training.diverged or seen.level > 0
+                blown_up = training.diverged or (hurts and seen.level > 0)
                 bad = 2 if hurts or not self._is_cool(1.0) else bad + 1
                 self.useless = min(self.useless, heat.of(training.setting))
                 if hurts:
