@@ -24,7 +24,7 @@ made only where it is expected to save more than it costs. In the order in which
    learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
    Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
-   gradients are computed at once.
+   gradients count at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
@@ -138,8 +138,7 @@ class JointCourse:
             yield from self.placing.keep_copies()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
-                place, cost_rule = self.placing.place_anew, self.parts.cost_rule
-                yield from Waiting(self.job, self.training, self.system, place, cost_rule=cost_rule).run()
+                yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
