@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -124,12 +124,6 @@ class SystemModel:
     def push_seconds(self, setting: Setting) -> float:
         """Mean seconds between two pushes of the job under `setting`."""
         return self._solve(setting)[0]
-
-    def together_seconds(self, setting: Setting) -> float:
-        """By how much longer a pull takes where all workers begin it at once, and not one after the other."""
-        alone, server = self._pull.of(*self._demands(setting))
-        together = max(alone, len(setting.workers) * server)
-        return max(together - self._solve(replace(setting, policy="asp"))[1], 0.0)
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""

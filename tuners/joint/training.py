@@ -25,7 +25,6 @@ from tuners.actions import (
     Rejected,
     Run,
     Setting,
-    SyncPolicy,
     Tuner,
     Window,
 )
@@ -279,7 +278,7 @@ class Training:
         stays = _under(setting, self._named) == _under(self.setting, self._named)
         try:
             if not stays and _under(named, self._named) == self._named:
-                yield from Install(_made(setting), branch=self.branch, reason=why)
+                yield from Install(policies.of_setting(setting), branch=self.branch, reason=why)
                 self.setting = _under(setting, self.setting)
                 if named == self._named:
                     return True
@@ -393,8 +392,3 @@ def _by_the_cheapest(job: Job, change: Reconfigure) -> Steps[Cost]:
 def _under(rule: Setting, setting: Setting) -> Setting:
     """`setting` with the policy of `rule`."""
     return replace(setting, **{name: getattr(rule, name) for name in _RULE})
-
-
-def _made(setting: Setting) -> SyncPolicy:
-    """The policy of `setting`, which may be one without a name among settings."""
-    return policies.k_batch_sync(setting.quorum) if setting.policy == "k_batch_sync" else policies.of_setting(setting)

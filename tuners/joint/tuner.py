@@ -24,7 +24,7 @@ made only where it is expected to save more than it costs. In the order in which
    learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
    short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
    Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
-   gradients are computed at once.
+   gradients count at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
@@ -52,7 +52,7 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, outer_heat
+from tuners.joint.heat import Heat, PolicyHeat, as_hot, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.placing import LEFT_SHARE, Placing
@@ -138,8 +138,7 @@ class JointCourse:
             yield from self.placing.keep_copies()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
-                place, cost_rule = self.placing.place_anew, self.parts.cost_rule
-                yield from Waiting(self.job, self.training, self.system, place, cost_rule=cost_rule).run()
+                yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if not self.parts.one_setting:
@@ -227,8 +226,9 @@ class JointCourse:
         if abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
         setting = heat.scaled(training.setting, wanted / here)
+        usual = heat.words(heat.scaled(training.setting, expected.median / here))
         why = (
-            f"{heat.words(training.setting)} -> {heat.words(setting)}: {expected.median:.3g} was the best of other jobs, "
+            f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
         yield from training.change(setting, why)
@@ -257,7 +257,7 @@ class JointCourse:
             yield from holding.run()
             self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
-                origin, top = training.placed(origin), training.placed(top)
+                origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
             elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and training.first is not None else None
             if elsewhere is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"

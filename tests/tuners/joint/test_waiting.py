@@ -1,4 +1,4 @@
-"""Who waits for whom where the rate is held: what is predicted, what is tried, and what is taken back."""
+"""Who waits for whom where the rate is held: what tells that fewer gradients at once are better, and from which model."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Install, Reconfigure, Run
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Training
-from tuners.joint.waiting import Waiting, data_differ, left_out, seconds_per_push, stable_rate
+from tuners.joint.waiting import Waiting, clearly_falls, data_differ, left_out, stands_still
 from tuners.settings import Choice
 
 FOUR = ("n0", "n1", "n2", "n3")
@@ -67,40 +67,39 @@ class Learns:
 
 
 def waiting(made):
-    system = SystemModel(made)
-    training = Training(made, system)
+    training = Training(made, SystemModel(made))
     training.gauge.begin(3.0)
-    return Waiting(made, training, system, lambda: iter(()))
+    return Waiting(made, training, lambda: iter(()))
 
 
-def test_half_as_many_gradients_at_once_push_half_as_often_where_machines_are_alike():
-    cycles = [np.full(4, 2.0)] * 4
-    assert seconds_per_push(cycles, setting()) == pytest.approx(0.5)
-    assert seconds_per_push(cycles, replace(setting(), policy="admit", staleness=1)) == pytest.approx(1.0)
-    assert seconds_per_push(cycles, replace(setting(), policy="k_batch_sync", quorum=2)) == pytest.approx(1.0)
+# Losses of validations under ASP, on members of `policies` and `ages` whose times were compared: half as many gradients at
+# once took 1.8 and 2.3 times as long on the first two, 0.4 and 0.3 times on the others.
+@pytest.mark.parametrize(
+    ("losses", "swinging"),
+    [
+        pytest.param((1.61, 2.31, 0.78, 1.19, 0.43, 0.77), False, id="policies 13"),
+        pytest.param((5.34, 4.02, 2.23, 0.91, 0.40, 0.58), False, id="policies 0"),
+        pytest.param((2.55, 2.25, 2.04, 1.59, 1.61, 4.17, 2.26), True, id="ages 302"),
+        pytest.param((2.57, 3.64, 1.62, 4.19, 5.07, 2.31), True, id="ages 306"),
+    ],
+)
+def test_a_model_swings_where_its_losses_do_not_clearly_fall(losses, swinging):
+    assert clearly_falls(np.log(losses)) is not swinging
 
 
-def test_a_round_of_three_does_not_wait_for_the_slowest_of_four():
-    cycles = [np.full(4, s) for s in (1.0, 1.2, 1.4, 60.0)]
-    assert seconds_per_push(cycles, replace(setting(), policy="k_batch_sync", quorum=3)) == pytest.approx(1.4 / 3)
-    assert seconds_per_push(cycles, replace(setting(), policy="admit", staleness=2)) == pytest.approx(63.6 / 4 / 3)
+def test_a_level_stands_still_where_none_of_the_newest_half_is_as_low_as_before():
+    assert stands_still([0.0, -1.0, -0.9, -0.9, -0.8, -0.9], 4)
+    assert not stands_still([0.0, -1.0, -0.9, -0.9, -0.8, -1.1], 4)
+    assert not stands_still([0.0, -1.0, -0.9, -0.9], 4)  # too few to tell
+    assert not stands_still([-0.1 * i for i in range(8)] + [-0.6] * 4, 4)  # they are fewer than half
 
 
-@pytest.mark.parametrize(("policy", "delay"), [("asp", 3), ("admit", 1)])
-def test_the_stable_rate_of_old_gradients_is_that_of_a_quadratic(policy, delay):
-    """The rate is stable where x <- x - r x_delayed shrinks, and is not a little above."""
-    rate = stable_rate(replace(setting(), policy=policy, staleness=1))
-    for factor, grows in ((0.99, False), (1.01, True)):
-        x = [1.0] * (delay + 1)
-        for _ in range(3000):
-            x.append(x[-1] - factor * rate * x[-1 - delay])
-        assert (max(map(abs, x[-50:])) > 1) is grows
-
-
-def test_data_differ_where_a_worker_has_other_losses():
-    draws = np.random.default_rng(0).normal(1.0, 0.1, (500, 4, 8))
-    alike = [data_differ(dict(zip(FOUR, d, strict=True))) for d in draws]
-    assert sum(alike) < 15  # one in a hundred, with three standard errors
+def test_data_differ_where_much_of_the_variance_of_losses_is_between_workers():
+    """A test of significance found them to differ wherever there were many losses: a few hundred samples always do."""
+    draws = np.random.default_rng(0).normal(1.0, 0.1, (500, 4, 16))
+    few_samples = draws + np.random.default_rng(1).normal(0.0, 0.02, (500, 4, 1))
+    for alike in (draws, few_samples):
+        assert sum(data_differ(dict(zip(FOUR, d, strict=True))) for d in alike) < 25  # one in twenty
     draws[:, 1] *= 1.4
     assert all(data_differ(dict(zip(FOUR, d, strict=True))) for d in draws)
 
@@ -133,15 +132,23 @@ def swinging(policy, pushes):
     return math.exp(-pushes / 400) if policy != "asp" else 1.0 + 0.3 * math.sin(pushes)
 
 
-def test_fewer_gradients_at_once_are_tried_and_held_where_the_loss_swings():
-    """Nobody waited on `rlp-mild`: it took 246 s, and 68 s where three in ten gradients were stopped."""
-    made = held()
-    learns = Learns(made, swinging)
-    learns.play(waiting(made).run(), 40)
+def test_half_as_many_gradients_count_at_once_where_the_model_swings():
+    """On `ages` 302 and 306, nobody waited, and the target was missed; so it takes a quarter of the budget."""
+    learns = Learns(four_workers(held()), swinging)
+    learns.play(waiting(four_workers(held())).run(), 60)
+    found = [(a.policy.name, a.reason) for a in learns.asked if isinstance(a, Install)]
+    assert found == [("discard(1)", "the model swings: 2 gradients at once instead of 4, from the best model")]
+
+
+def test_again_half_as_many_where_the_level_then_stands_still():
+    made = four_workers(held())
+    learns = Learns(
+        made, lambda policy, pushes: swinging("asp", pushes) if policy != "discard(0)" else math.exp(-pushes / 800)
+    )
+    learns.play(waiting(made).run(), 120)
     found = [a for a in learns.asked if isinstance(a, Install)]
-    assert found
-    assert all(a.policy.name != "asp" for a in found)
-    assert "on trial" in found[0].reason
+    assert [a.policy.name for a in found] == ["discard(1)", "discard(0)"]
+    assert "was not reached again" in found[1].reason
 
 
 def test_where_the_loss_falls_by_more_than_it_varies_nobody_waits():
@@ -151,24 +158,10 @@ def test_where_the_loss_falls_by_more_than_it_varies_nobody_waits():
     assert not any(isinstance(a, Install) for a in learns.asked)
 
 
-def test_a_trial_that_is_clearly_worse_is_taken_back():
-    """Once workers waited, they did so to the end, whatever that cost."""
-    made = held()
-
-    def loss(policy, pushes):
-        return 1.0 + 0.3 * math.sin(pushes) if policy == "asp" else 2.5
-
-    learns = Learns(made, loss)
-    learns.play(waiting(made).run(), 40)
-    found = [a.policy.name for a in learns.asked if isinstance(a, Install)]
-    assert found[0] != "asp"
-    assert found[1] == "asp"
-
-
 def test_a_policy_that_no_knob_names_is_installed_and_left_again():
     made = held()
     learns, training = Learns(made, swinging), Training(made, SystemModel(made))
-    few = replace(made.start, policy="k_batch_sync", quorum=2)
+    few = replace(made.start, policy="admit", staleness=1)
     steps = [few, replace(few, batch_size=2 * few.batch_size), made.start, replace(made.start, policy="bsp")]
 
     def change():
@@ -180,7 +173,7 @@ def test_a_policy_that_no_knob_names_is_installed_and_left_again():
         learns.play(change(), 10)
     told = [a.policy.name if isinstance(a, Install) else (a.setting.policy, a.setting.batch_size) for a in learns.asked]
     size = made.start.batch_size
-    assert told == ["k_batch_sync(2)", ("asp", 2 * size), "asp", ("asp", size), ("bsp", size)]
+    assert told == ["admit(1)", ("asp", 2 * size), "asp", ("asp", size), ("bsp", size)]
 
 
 @pytest.mark.parametrize("rises", [True, False])
@@ -197,22 +190,22 @@ def test_only_a_model_whose_accuracy_does_not_rise_either_begins_again(rises):
     assert any(isinstance(a, Install) and "nothing is learned" in a.reason for a in answers.asked) != rises
 
 
-def test_a_model_that_has_died_begins_again_from_the_best_one_that_was_kept():
+def test_a_model_that_has_died_near_the_target_begins_again_from_the_best_one_that_was_kept():
     """`ages` 307 was at its target but for half a per cent, died, and began again from the untrained model."""
     made = four_workers(held())
     learns = Learns(made, lambda policy, pushes: 3.0 * math.exp(-pushes / 100) if pushes < 300 else 3.0)
-    learns.play(waiting(made).run(), 60)
+    learns.play(waiting(made).run(), 80)
     left = [a for a in learns.asked if isinstance(a, Install) and "from the" in a.reason]
-    assert left[0].reason == "nothing is learned: 2 gradients at once, from the best model"
+    assert "from the best model" in left[0].reason
 
 
-def test_where_nothing_was_learned_a_quarter_as_many_gradients_at_once_begin_again():
+def test_where_nothing_was_learned_an_eighth_of_the_gradients_at_once_begin_again():
     """They came down by halves, each of which took a tenth of the job's time to tell that nothing is learned."""
     made = four_workers(held())
     learns = Learns(made, lambda _policy, _pushes: 3.0)
     learns.play(waiting(made).run(), 8)
     left = [a.reason for a in learns.asked if isinstance(a, Install)]
-    assert left == ["nothing is learned: 1 gradients at once, from the start"]
+    assert left == ["nothing is learned: 1 gradients at once instead of 4, from the start"]
 
 
 class OneIsSlow(Learns):
@@ -245,7 +238,8 @@ def test_all_push_equally_often_once_a_slow_workers_data_are_seen_to_be_left_out
     that were learned later counted as left out, and the job took 1.3 times as long as it would have."""
     made = four_workers(held())
     made = replace(made, target=replace(made.target, metric="accuracy", value=value))
-    answers, rule = OneIsSlow(made, None, right=lambda pushes: 0.4 + pushes / 1e4 if rises else 0.5), waiting(made)
+    right = (lambda pushes: 0.4 + pushes / 1e4) if rises else (lambda pushes: 0.5)
+    answers, rule = OneIsSlow(made, lambda policy, pushes: 2.3, right=right), waiting(made)
     answers.play(rule.run(), 14)
     asked = [a for a in answers.asked if isinstance(a, Install | Reconfigure) and "equally" in a.reason]
     assert [rule._training.setting.policy] * len(asked) == changes
