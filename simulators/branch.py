@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from simulators import checkpoints
+from simulators.checkpoints import Checkpoints
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
@@ -23,18 +23,19 @@ from simulators.engine.inputs import (
     build,
     each_nic_counts,
     has_tables,
+    late_seconds,
     loads,
     overlapping,
     served,
     served_rows,
 )
 from simulators.engine.learning import TrainingData
+from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
-from tuners.actions import Cost, Job, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
 
-__all__ = ["NO_RECORDS", "Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
+__all__ = ["Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
-NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 _PULL_SECONDS = loop.Records._fields.index("pull_seconds")
 
 
@@ -109,28 +110,20 @@ class Branch:
     def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
         self.context, self.state = context, state
         self.setting, self.policy, self.program = prepared.setting, prepared.policy, prepared.program
-        self.inputs, self._served_per_push = prepared.inputs, prepared.served
+        self.inputs = prepared.inputs
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
-        self.unreported = NO_RECORDS  # of pushes that no window has told of, [n, 11]
-        self.served = np.zeros_like(prepared.served)  # [k, 4] by every server since the last window
-        self.touched = np.zeros(context.job.blocks)  # rows of each block in the pushes since the last window
-        self.unreported_seconds = 0.0  # how long these took; the next window begins so much earlier
-        self.changes: list[Cost] = []  # of reconfigurations that the next window tells of
-        self._lost_clocks = self._lost_samples = 0  # pushes that were made, and are lost
-        # The last checkpoint, at first the untrained model: memory that a job without checkpoints does not need.
-        self._saved = checkpoints.taken(self.inputs, state, 0, 0) if context.job.space.takes_checkpoints else None
-        self._saved_seconds = 0.0  # when it was completed, on the branch's clock
+        self.unreported = Unreported(len(context.job.nodes), context.job.blocks)
+        self.checkpoints = Checkpoints(self.inputs, state, makes=context.job.space.takes_checkpoints)
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
         state = self.state._replace(clock=self.state.clock._replace(testing=cast(Any, np.asarray(testing))))
-        prepared = PreparedSetting(self.setting, self.policy, self.program, self.inputs, self._served_per_push)
+        prepared = self._placed._replace(setting=self.setting, policy=self.policy, program=self.program, inputs=self.inputs)
         made = Branch(self.context, prepared, state)
         made.until_seconds = self.until_seconds
         made._placed = self._placed
-        made._lost_clocks, made._lost_samples = self._lost_clocks, self._lost_samples
-        made._saved, made._saved_seconds = self._saved, self._saved_seconds
+        made.checkpoints = self.checkpoints.copy()
         return made
 
     @property
@@ -145,7 +138,7 @@ class Branch:
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
         """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
-        before, late = self._touched(), np.asarray(self.state.clock.flight.late_bytes)
+        before = self.state
         self.state, table, used = loop.advance(
             self.program,
             self.context.data,
@@ -155,37 +148,32 @@ class Branch:
             np.float64(until_seconds),
             rows=rows,
         )
-        if self.inputs.placement:
-            pulled, pushed = self._touched() - before
-            self.touched = self.touched + pushed
-            place, effects = self.inputs.placement, self._placed.effects
-            served = served_rows(self.context.cluster.nodes, place, pulled, pushed, effects)
+        records = np.asarray(table)[: int(used)]
+        self._count_load(before, records)
+        return records
+
+    def _count_load(self, before: loop.State, records: NDArray[np.float64]) -> None:
+        """Count what the servers have done since the engine's state `before`, in pushes with these `records`."""
+        placed = self._placed
+        if placed.inputs.placement:
+            pulled, pushed = loop.touched_rows(self.state) - loop.touched_rows(before)
+            self.unreported.rows = self.unreported.rows + pushed
+            load = served_rows(self.context.cluster.nodes, placed.inputs.placement, pulled, pushed, placed.effects)
         else:
-            each: Any = int(used)
-            if self.inputs.copies:  # of these pushes, some had no pull
-                pulls = np.count_nonzero(np.asarray(table)[: int(used), _PULL_SECONDS] > 0)
-                each = np.array([pulls, pulls, int(used), int(used)])
-            served = each * self._served_per_push
+            each: Any = len(records)
+            if placed.inputs.copies:  # of these pushes, some had no pull
+                pulls = np.count_nonzero(records[:, _PULL_SECONDS] > 0)
+                each = np.array([pulls, pulls, len(records), len(records)])
+            load = each * placed.served
+        late = np.asarray(self.state.clock.flight.late_bytes) - np.asarray(before.clock.flight.late_bytes)
         if len(late):
-            served[:, 1] += self._late_seconds(np.asarray(self.state.clock.flight.late_bytes) - late, served)
-        self.served = self.served + served
-        return np.asarray(table)[: int(used)]
+            load[:, 1] += late_seconds(placed.inputs, late, load)
+        self.unreported.served = self.unreported.served + load
 
-    def _late_seconds(self, late: NDArray[np.float64], served: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seconds, [k], that servers were busy longer with what they have `served`, because `late` bytes, [k], had to wait
-        for the refill of an empty token bucket."""
-        sent, seconds = served[:, 0], served[:, 1]
-        rate = np.divide(sent, seconds, out=np.full_like(sent, np.inf), where=seconds > 0)
-        refill = np.maximum(np.asarray(self.inputs.bucket_refill) - np.asarray(self.inputs.bucket_taken), 1.0)
-        found: NDArray[np.float64] = np.minimum(late, sent) * np.maximum(1 / refill - 1 / rate, 0.0)
+    def report(self) -> Unreported:
+        """What the next window reports beside its own pushes. It is not reported again."""
+        found, self.unreported = self.unreported, Unreported(len(self.context.job.nodes), self.context.job.blocks)
         return found
-
-    def _touched(self) -> NDArray[np.float64]:
-        """Distinct rows of each block in the pulls and in the pushes so far, [2, b]; [2, 0] without embedding tables."""
-        learned = self.state.learned
-        if learned is None or not learned.touched:
-            return np.zeros((2, 0))
-        return np.stack([np.asarray(learned.touched.pulled), np.asarray(learned.touched.pushed)])
 
     # --------------------------------------------------------------------------------------------------------------- time
 
@@ -200,7 +188,7 @@ class Branch:
         if pause > 0:
             self.state = loop.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
-            self._saved_seconds += pause
+            self.checkpoints.pause(pause)
         if latest is not self:  # branches share the workers' caches
             self.state = loop.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
@@ -254,8 +242,8 @@ class Branch:
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         if _aggregation(self.program) != _aggregation(prepared.program):
             self.state = loop.regrouped(prepared.program, prepared.inputs, self.state)
-        self.program, self.inputs, self._served_per_push = prepared.program, prepared.inputs, prepared.served
-        self.inputs = checkpoints.with_work_redone(self.inputs, prepared.inputs, self._lost_clocks, self._lost_samples)
+        self.program, self.inputs = prepared.program, prepared.inputs
+        self.inputs = self.checkpoints.with_work_redone(self.inputs, prepared.inputs)
         self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
         if np.array_equal(before, self.inputs.assigned):
             return False
@@ -279,35 +267,14 @@ class Branch:
         """Count as under this setting and policy again; engine inputs follow when the recovery applies its effects."""
         self.setting, self.policy = setting, policy
 
-    # -------------------------------------------------------------------------------------------------------- checkpoints
-
-    @property
-    def checkpoint_due_seconds(self) -> float:
-        """When the next checkpoint begins, on the branch's clock; inf where the setting asks for none."""
-        every = self.setting.checkpoint_seconds
-        return self._saved_seconds + every if every else float("inf")
-
-    def checkpoint(self) -> checkpoints.ModelCheckpoint:
-        """The job as it is, to be written."""
-        return checkpoints.taken(self.inputs, self.state, self._lost_clocks, self._lost_samples)
-
-    def keep(self, written: checkpoints.ModelCheckpoint | None, now: float) -> None:
-        """From `now` on, a loss of servers returns the branch to `written`; None: writing it has failed, try again later."""
-        self._saved, self._saved_seconds = written or self._saved, now
-
     def roll_back(self) -> int:
         """Return to the last checkpoint. Returns how many pushes that has lost; a target that counts them waits for more.
 
-        Raises RuntimeError in a job without checkpoints.
+        Raises RuntimeError in a job that makes no checkpoints.
         """
-        if self._saved is None:
-            raise RuntimeError("Cannot roll back: this job makes no checkpoints.")
-        clock, before = self.state.clock, self._lost_clocks
-        self.state = checkpoints.rolled_back(self.inputs, self.state, self._saved)
-        self._lost_clocks = int(clock.pushes) - self._saved.clocks
-        self._lost_samples = int(clock.samples) - self._saved.samples
-        self.inputs = checkpoints.with_work_redone(self.inputs, self._placed.inputs, self._lost_clocks, self._lost_samples)
-        return self._lost_clocks - before
+        self.state, lost = self.checkpoints.rolled_back(self.inputs, self.state)
+        self.inputs = self.checkpoints.with_work_redone(self.inputs, self._placed.inputs)
+        return lost
 
     # ------------------------------------------------------------------------------------------------------------ workers
 

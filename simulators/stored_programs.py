@@ -40,10 +40,11 @@ __all__ = ["ProgramStore", "StoredProgram", "use_store"]
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_SIMPLE_CODE = {"xla_cpu_use_fusion_emitters": False}
-"""For XLA: generate code without MLIR, which it else sets up anew for each fused kernel of a program. To compile the engine
-takes 0.6 to 0.7 of the CPU time so. Results have the same bytes (measured: of 24 functions of JAX all but the cubic root,
-which no program here uses)."""
+_SIMPLE_CODE = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+"""For XLA: generate code without MLIR, which it else sets up anew for each fused kernel of a program, and as one module in
+place of up to 32. To compile the engine takes 0.5 to 0.6 of the CPU time so. Results have the same bytes (measured: of 24
+functions of JAX all but the cubic root, which no program here uses). At LLVM's first level, a tenth less would be left, but
+one of 30 programs made other bytes."""
 
 _MOST_SIMPLE_BYTES = 2**20
 """Of results, up to which code is simple. With 32 workers, a push of a model of 650 parameters takes as long as else, one of
@@ -144,8 +145,9 @@ class StoredProgram(Generic[T]):
 
 def _compiled(lowered: Any) -> Any:
     """The program, which JAX has lowered, as machine code."""
-    if sum(made.size * made.dtype.itemsize for made in jax.tree.leaves(lowered.out_info)) <= _MOST_SIMPLE_BYTES:
-        with suppress(jax.errors.JaxRuntimeError):  # a version of XLA that does not know the option
+    results_bytes = sum(made.size * made.dtype.itemsize for made in jax.tree.leaves(lowered.out_info))
+    if results_bytes <= _MOST_SIMPLE_BYTES:
+        with suppress(jax.errors.JaxRuntimeError):  # a version of XLA that does not know one of the options
             return lowered.compile(_SIMPLE_CODE)
     return lowered.compile()
 

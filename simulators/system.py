@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulators import jobs, windows
-from simulators.branch import NO_RECORDS, Branch, JobContext, PreparedSetting, first_branch
+from simulators.branch import Branch, JobContext, PreparedSetting, first_branch
 from simulators.branch_costs import copy_bytes, noise_seconds
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
@@ -126,7 +126,7 @@ class SimulatedSystem:
 
     def _run(self, action: Run) -> Window:
         branch = branch_of(self._branches, action.branch)
-        if not len(branch.unreported):
+        if not len(branch.unreported.records):
             check_running(f"run branch {action.branch}", branch.status)
         other = self._time.reconfiguration is not None and self._time.reconfiguration.branch is not branch
         check_other_branch(action.branch, is_reconfigured=other)
@@ -135,18 +135,15 @@ class SimulatedSystem:
         start = self._time.now
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._time.train(branch, FOR_EVER if action.clocks is None else action.clocks, limit)
-        table, branch.unreported = np.concatenate([branch.unreported, table]), NO_RECORDS
-        start, branch.unreported_seconds = start - branch.unreported_seconds, 0.0
+        report = branch.report()
+        table = np.concatenate([report.records, table])
         events, self._reported_events = tuple(self._control.events[self._reported_events :]), len(self._control.events)
-        changes, branch.changes = tuple(branch.changes), []
-        served, branch.served = branch.served, np.zeros_like(branch.served)
-        touched, branch.touched = tuple(map(float, branch.touched)), np.zeros_like(branch.touched)
         nodes = self._context.cluster.nodes
         return windows.window(
             self.job,
             branch.setting,
             table,
-            start_seconds=start,
+            start_seconds=start - report.seconds,
             end_seconds=self._time.now,
             pushes_before=int(branch.state.clock.pushes) - len(table),
             status=branch.status,
@@ -154,9 +151,9 @@ class SimulatedSystem:
             samples={w: branch.setting.steps_of(w) * sum(row) for w, row in loads(nodes, branch.setting).items()},
             available=self._control.available,
             events=events,
-            changes=changes,
-            served=served,
-            blocks=touched,
+            changes=tuple(report.changes),
+            served=report.served,
+            blocks=tuple(map(float, report.rows)),
         )
 
     def _think(self, action: Action[Any]) -> None:

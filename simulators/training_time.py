@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.branch import NO_RECORDS, Branch
+from simulators.branch import Branch
 from simulators.branch_costs import refill_seconds
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
+from simulators.unreported import NO_RECORDS
 from tuners.actions import Cost
 
 __all__ = ["FOR_EVER", "TrainingTime"]
@@ -74,18 +75,19 @@ class TrainingTime:
         start = self.now
         stalls = self.reconfiguration is not None and self.reconfiguration.quiescent
         table = self.train(branch, FOR_EVER, limit, change_only=change_only)
-        branch.unreported = np.concatenate([branch.unreported, table])
+        branch.unreported.add_records(table)
         # A tuner has been told the stall that it waited for as a cost, so the window does not include it, unless the window
         # begins before the stall because of earlier training.
-        if not (change_only and stalls) or branch.unreported_seconds > 0:
-            branch.unreported_seconds += self.now - start
+        if not (change_only and stalls) or branch.unreported.seconds > 0:
+            branch.unreported.seconds += self.now - start
 
     def train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
         """Train `branch` for so many clocks, to `limit` or, with `change_only`, to the end of the reconfiguration. The
         control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
         while left > 0 and branch.status == "running" and not (change_only and self.reconfiguration is None):
-            due = branch.checkpoint_due_seconds if self.reconfiguration is None else np.inf
+            interval = branch.setting.checkpoint_seconds if self.reconfiguration is None else 0.0
+            due = branch.checkpoints.due_seconds(interval)
             until = min(self._control.next_seconds, limit, due)
             most = min(left, _ROWS)
             table = NO_RECORDS
@@ -123,13 +125,13 @@ class TrainingTime:
 
     def _checkpoint(self, branch: Branch) -> None:
         """Write a checkpoint of `branch`, while all workers pause. Without effect where a server is lost before its end."""
-        written, branch.until_seconds = branch.checkpoint(), self.now
+        written, branch.until_seconds = branch.checkpoints.taken(branch.inputs, branch.state), self.now
         seconds = self._load.model_bytes / self._costs.checkpoint_bytes_per_second
         self.pass_seconds(seconds)
         self.resume(branch)
         complete = not self.lost(branch) & frozenset(branch.setting.servers)
-        branch.keep(written if complete else None, self.now)
-        branch.changes.append(
+        branch.checkpoints.keep(written if complete else None, self.now)
+        branch.unreported.changes.append(
             Cost(seconds=seconds, stall_seconds=seconds, bytes_moved=self._load.model_bytes, steps=("checkpoint",))
         )
 
@@ -183,4 +185,4 @@ class TrainingTime:
         if ended is not None and ended.waited:
             self.waited_cost = ended.cost(self.now)
         elif ended is not None:
-            ended.branch.changes.append(ended.cost(self.now))
+            ended.branch.unreported.changes.append(ended.cost(self.now))

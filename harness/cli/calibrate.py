@@ -14,12 +14,13 @@ from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
     from simulators.calibration.fit import Constants, Row
+    from simulators.calibration.links import Sharing
     from simulators.calibration.output import Provenance
     from simulators.calibration.recordings import Recording
     from simulators.calibration.selection import Selection
     from simulators.calibration.validation import Check
 
-__all__ = ["add_calibrate", "add_fidelity", "initial_constants", "read"]
+__all__ = ["add_calibrate", "add_fidelity", "initial_constants", "links_left_open", "read"]
 
 _ABOUT = """\
 Fit the simulator's constants of machines and workloads to a recording, from the times of single
@@ -98,14 +99,14 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         "--nic", type=number(above=0), metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
     )
     command.add_argument(
-        "--discipline", choices=("maxmin", "uneven"), default="maxmin", help="how transfers share NICs (default: maxmin)"
+        "--discipline", choices=("maxmin", "uneven"), help="how transfers share NICs (default: chosen from the recording)"
     )
     command.add_argument(
         "--control-queue",
         type=number(0, most=1),
-        default=0.0,
         metavar="V",
-        help="share of the pushes queued at the servers that a pull's request waits for, 0 to 1 (default: 0)",
+        help="share of the pushes queued at the servers that a pull's request waits for, 0 to 1 (default: 0 or 1, chosen "
+        "from the recording)",
     )
     command.add_argument(
         "--cores", type=whole(1), default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
@@ -132,7 +133,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     recording, origin = read(path, options.source, wanted)
     program_cache.use()
     with stages("calibrating") as watch:
-        fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch)
+        fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch, links=links_left_open(options))
     write_bytes(options.out, to_toml(fits, recording, origin).encode())
     for name, fit in fits.items():
         _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
@@ -143,7 +144,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
         for constant, why in fit.refused.items():
             _say(f"  {constant:26}{'-':>12}   {why}")
-    for why in recording.caveats:
+    for why in (*dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice), *recording.caveats):
         _say(f"note: {why}")
     _say(f"Written to {options.out}.")
     return 0
@@ -154,7 +155,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
     from reports.fidelity import fidelity_page, fidelity_table
     from simulators.calibration.selection import EVERYTHING
-    from simulators.calibration.validation import Ablation, ablated, check, lacking
+    from simulators.calibration.validation import Ablation, ablated, as_chosen, check, lacking
 
     whole = bool(options.traces or options.sources)
     if bool(options.fit) != bool(options.predict):
@@ -169,8 +170,8 @@ def _fidelity(options: argparse.Namespace) -> int:
         recording, origin = read(path, source, wanted)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
             given = initial_constants(recording, options)
-            made = check(recording, given, origin, options.folds, watch)
-            less = lacking(given, recording.rows) if options.ablate else {}
+            made = check(recording, given, origin, options.folds, watch, links_left_open(options))
+            less = lacking(as_chosen(given, made.fits), recording.rows) if options.ablate else {}
             without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
             checks.append(replace(made, ablations=without))
     checks += _of_others(options) if options.fit else []
@@ -194,7 +195,7 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     from harness.cli.display import stages
     from simulators.calibration.fit import fit_all
     from simulators.calibration.recordings import joined
-    from simulators.calibration.validation import Ablation, check_other, lacking
+    from simulators.calibration.validation import Ablation, as_chosen, check_other, lacking
 
     fitted = [read(path, None, wanted) for path, wanted in options.fit]
     others = [read(path, None, wanted) for path, wanted in options.predict]
@@ -204,11 +205,11 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     named = [(joined([(origin.digest[:12], recording)]), origin) for recording, origin in others]
     given = initial_constants(known, options)
     with stages("fitting") as watch:
-        fits = fit_all(known.rows, given, watch=watch)
+        fits = fit_all(known.rows, given, watch=watch, links=links_left_open(options))
         network = fit_all(known.rows, given, engine=False)
         found = [check_other(fits, known, other, origin, "; ".join(origins), network=network) for other, origin in named]
         rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
-        for part, lack in (lacking(given, rows) if options.ablate else {}).items():
+        for part, lack in (lacking(as_chosen(given, fits), rows) if options.ablate else {}).items():
             watch(f"without {part}")
             less = fit_all(known.rows, lack.given, without=lack.without)
             told = [
@@ -288,12 +289,26 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
             model_bytes=options.model_bytes or _model_bytes(name),
             nic_bytes_per_second=options.nic or recording.nic_bytes_per_second or Constants().nic_bytes_per_second,
             jitter=options.jitter,
-            discipline=options.discipline,
-            control_queue=options.control_queue,
+            discipline=options.discipline or Constants().discipline,
+            control_queue=options.control_queue or 0.0,
         )
         noise = recording.noise
         made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)
     return made
+
+
+def links_left_open(options: argparse.Namespace) -> tuple[Sharing, ...]:
+    """The forms of sharing links that the options leave open."""
+    from simulators.calibration.links import FORMS, Sharing
+
+    left = [
+        Sharing(
+            options.discipline or form.discipline,
+            form.control_queue if options.control_queue is None else options.control_queue,
+        )
+        for form in FORMS
+    ]
+    return tuple(dict.fromkeys(left))
 
 
 def _model_bytes(name: str) -> float:

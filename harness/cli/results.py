@@ -60,14 +60,16 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
     from reports.fidelity import live
     from reports.output import terminal
     from reports.pages import page
+    from reports.verdicts.summary import summary
     from traces.store import load_results
 
     results = load_results(out)
-    terminal.show(results, console)
+    summed = summary(results)
+    terminal.show(results, console, summed)
     if (beside := live.simulated_of(out, simulated)) is not None:
         for table in live.beside_tables(results, beside):
             console.print(table)
-    console.print(f"The page: {page.write(out, simulated)}", highlight=False, soft_wrap=True)
+    console.print(f"The page: {page.write(out, simulated, table=summed)}", highlight=False, soft_wrap=True)
 
 
 def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:

@@ -1,9 +1,10 @@
 """Learn which rates are probable before a job has begun, for `tuners.joint`: ``python -m harness.training.learn_rates``.
 
 Members 100 and on of the family `learning` are for training tuners. Each is played for as many pushes as its reference run
-would take, under ASP, at five rates that span the upper decades of the range in which its rate is free. The best one is that
-which first makes 98 % of the best improvement of validation loss that any of them has made. What is kept is the effective
-rate, lr / (1 - momentum), as a share of the top of the range: its logarithm's mean and deviation over the members.
+would take, under ASP, at seven rates that span the upper decades of the range in which its rate is free. The best one is
+that which first makes 98 % of the best improvement of validation loss that any of them has made. What is kept is its heat
+(`tuners.joint.heat`: the effective rate, lr / (1 - momentum), for one worker and one sample), as a share of the top of the
+range: its logarithm's mean and deviation over the members.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from harness.families.lot import Lot
 from harness.scenario import Scenario, job, parse, system
 from harness.scenario.tables import BudgetTable
 from tuners.actions import Evaluate, Run, Target
+from tuners.joint.heat import stress
 from tuners.settings import Real
 
 __all__ = ["best_share", "fastest", "main"]
 
-_SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)  # of the top of the range, that are played
+_SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)  # of the top of the range, that are played
 _IMPROVEMENT = 0.98  # of the best improvement: what a rate has to make
 _CHECK_CLOCKS = 25
 _SEED = 999_983  # comparisons count their seeds from 0
 
 
 def best_share(index: int) -> float | None:
-    """The best effective rate of member `index` of `learning`, over the top of its range; None where nothing is learned."""
+    """The best heat of member `index` of `learning`, over the top of its range; None where nothing is learned."""
     name = member_name("learning", index)
     draft = FAMILIES["learning"].draw(Lot(f"{name}/0"))
     stand_in = {"accuracy": 0.5, "loss": 1.0}[draft.metric]
@@ -44,7 +46,7 @@ def best_share(index: int) -> float | None:
     found = fastest({share: _losses(scenario, share, draft.pushes) for share in _SHARES}, first)
     start = job(scenario, _SEED)
     momentum = 0.0 if start.space.knob("momentum") is not None else start.start.momentum
-    return None if found is None else found / (1 - momentum)
+    return None if found is None else found / (1 - momentum) * stress(replace(start.start, policy="asp"))
 
 
 def fastest(courses: Mapping[float, Sequence[float]], untrained: float) -> float | None:
@@ -89,7 +91,7 @@ def main() -> None:
     logs = [math.log(s) for s in found.values()]
     args.out.write_text(
         f"# Made by `python -m harness.training.learn_rates --first {args.first} --count {args.count} --out FILE`:\n"
-        f"# the best effective rates of {len(logs)} drawn jobs, over the top of the range in which the rate is free.\n\n"
+        f"# the best heats (`tuners.joint.heat`) of {len(logs)} drawn jobs, over the top of the range of the rate.\n\n"
         f"mean_log_share = {mean(logs):.3f}\ndeviation_log_share = {stdev(logs):.3f}\n",
         encoding="utf-8",
     )

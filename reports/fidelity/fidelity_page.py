@@ -26,6 +26,7 @@ from reports.fidelity.errors import (
 )
 from reports.fidelity.findings import (
     ablations,
+    choices,
     covered,
     fit_errors,
     fitted_to,
@@ -54,7 +55,7 @@ __all__ = ["page", "write"]
 
 
 def _notes(made: Check) -> list[str]:
-    return [*fitted_to(made), *fit_errors(made), *undivided(made), *simulation_error(made)]
+    return [*fitted_to(made), *fit_errors(made), *choices(made), *undivided(made), *simulation_error(made)]
 
 
 def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:

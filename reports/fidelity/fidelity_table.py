@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from reports.fidelity.errors import HELD_OUT_KIND, KINDS, Errors, ceilings, coverage, errors
 from reports.fidelity.findings import (
     ablations,
+    choices,
     covered,
     fit_errors,
     fitted_to,
@@ -43,6 +44,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
             lines.append(f"without {row.lacks}: tau {row.tau}, median {row.median}, 95th {row.p95} of all cycles not fitted")
         notes = [
             *fit_errors(made),
+            *choices(made),
             *simulation_error(made),
             *_without_interval(made),
             *undivided(made),

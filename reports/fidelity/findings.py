@@ -31,6 +31,7 @@ from simulators.calibration.validation import HELD_OUT, OTHER, Check, Prediction
 __all__ = [
     "AblationRow",
     "ablations",
+    "choices",
     "covered",
     "fit_errors",
     "fitted_to",
@@ -95,6 +96,11 @@ def fit_errors(made: Check) -> list[str]:
         f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {percent(fit.error)}"
         for job, fit in made.fits.items()
     ]
+
+
+def choices(made: Check) -> list[str]:
+    """What the fits to all rows chose from the recording itself, and how clearly."""
+    return [str(choice) for choice in dict.fromkeys(fit.choice for fit in made.fits.values()) if choice]
 
 
 def undivided(made: Check) -> list[str]:

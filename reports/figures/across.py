@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
 from reports.verdicts.arenas import Arenas, profile
-from reports.verdicts.numbers import relative
+from reports.verdicts.numbers import percent, relative
 from reports.verdicts.summary import REFERENCE
 
 __all__ = ["heat_map", "mean_ratios", "performance"]
@@ -37,7 +37,7 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
             if row["ratio_low"] == row["ratio_low"]:
                 axes.plot([row["ratio_low"], row["ratio_high"]], [y, y], color=color, linewidth=3, alpha=0.5)
             axes.plot([row["ratio"]], [y], "o", color=color, markersize=7)
-            text = f"first in {row['first']:.0%}" + (
+            text = f"first in {percent(row['first'])}" + (
                 f", applies to {row['arenas']} of {len(found.arenas)}" if row["arenas"] < len(found.arenas) else ""
             )
             axes.text(1.0, y, text, transform=axes.get_yaxis_transform(), ha="right", va="center", color=MUTED, fontsize=7.5)

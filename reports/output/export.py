@@ -18,7 +18,7 @@ from reports.pages.page import texts
 from reports.pages.scenario_section import scenario_figures
 from reports.verdicts import arenas, calibration_ranks
 from reports.verdicts.conclusions import answer, identical, not_applicable
-from reports.verdicts.numbers import count, interval_text, quantity, relative
+from reports.verdicts.numbers import count, interval_text, percent, quantity, relative
 from reports.verdicts.summary import shows_usd, summary
 from traces.store import Results, load_results, write_bytes
 
@@ -120,7 +120,7 @@ def _cells(row: dict[str, Any], usd: bool) -> list[str]:
 
 def _arena_cells(row: dict[str, Any]) -> list[str]:
     ratio = f"{relative(row['ratio'])} ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
-    return [row["tuner"], str(row["arenas"]), ratio, f"{row['first']:.0%}", row["standing"]]
+    return [row["tuner"], str(row["arenas"]), ratio, percent(row["first"]), row["standing"]]
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

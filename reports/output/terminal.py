@@ -22,12 +22,13 @@ __all__ = ["show"]
 _TABLES = 8  # scenarios, at the most, whose tables are printed; of more there are only the answers
 
 
-def show(results: Results, console: Console) -> None:
-    """Print the answer over all scenarios and over each family, then each scenario's answer and its table."""
+def show(results: Results, console: Console, table: pl.DataFrame | None = None) -> None:
+    """Print the answer over all scenarios and over each family, then each scenario's answer and its table. `table` is the
+    summary of `results`, where the caller has it already."""
     from rich.markup import escape
     from rich.text import Text
 
-    table = summary(results)
+    table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
     if len(names) > 1:
         for family, members in arenas.families(names).items():

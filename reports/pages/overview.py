@@ -15,7 +15,7 @@ from reports.pages.cells import Cell, NumberedDrawing, numbered, p_text
 from reports.templates.rendering import fill
 from reports.verdicts import arenas
 from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, not_applicable
-from reports.verdicts.numbers import relative
+from reports.verdicts.numbers import percent, relative
 from traces.store import Results
 
 __all__ = ["OverviewFigures", "overview", "overview_figures"]
@@ -72,9 +72,6 @@ def _family_row(row: dict[str, Any], arenas_in_all: int) -> tuple[str, str, list
     def ends(name: str, text: Callable[[float], str]) -> Cell:
         low, high = row[f"{name}_low"], row[f"{name}_high"]
         return Cell(text(row[name]), "" if math.isnan(low) else f"{text(low)}\u2013{text(high)}", row[name])
-
-    def percent(value: float) -> str:
-        return f"{value:.0%}"
 
     cells = [
         Cell(f"{row['arenas']}/{arenas_in_all}", "", row["arenas"]),

@@ -30,14 +30,15 @@ from traces.store import Results, load_results, write_bytes
 __all__ = ["page_name", "pages", "texts", "write"]
 
 
-def write(folder: Path, simulated: Path | None = None) -> Path:
+def write(folder: Path, simulated: Path | None = None, *, table: pl.DataFrame | None = None) -> Path:
     """Write the pages of a results folder and return the path of the first one, `report.html`. Live runs are put beside
-    those in `simulated`, or in the folder of that name in `folder`.
+    those in `simulated`, or in the folder of that name in `folder`. `table` is the summary, where the caller has it already.
 
     Raises ValueError where `folder` holds no results.
     """
     results = load_results(folder)
-    made = pages(results, texts(folder), partial(packed_run, folder), simulated=live.simulated_of(folder, simulated))
+    beside = live.simulated_of(folder, simulated)
+    made = pages(results, texts(folder), partial(packed_run, folder), simulated=beside, table=table)
     for name, text in made.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)

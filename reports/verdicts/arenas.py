@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from harness.scenario import embedded
 from reports.verdicts.conclusions import Answer
-from reports.verdicts.numbers import quantity, relative
+from reports.verdicts.numbers import percent, quantity, relative
 from reports.verdicts.statistics import (
     Interval,
     PairedComparison,
@@ -248,7 +248,7 @@ def answer(found: Arenas) -> Answer:
     else:
         after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
         after += ","
-    after += f" first in {row['first']:.0%} of them"
+    after += f" first in {percent(row['first'])} of them"
     if int(row["arenas"]) < len(found.arenas):
         after += f" (it applies to {row['arenas']})"
     if leader == REFERENCE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["count", "host_seconds", "interval_text", "quantity", "relative"]
+__all__ = ["count", "host_seconds", "interval_text", "percent", "quantity", "relative"]
 
 _DASH = "\u2013"  # between the ends of an interval
 _NO_BREAK = "\u00a0"  # a space that stays on its line
@@ -30,6 +30,13 @@ def host_seconds(value: float) -> str:
 def relative(value: float) -> str:
     """A ratio, a regret or a mean rank: two digits after the point; `quantity` from 10 on and below 0.1."""
     return f"{value:.2f}" if 0.095 <= abs(value) < 9.995 else quantity(value)
+
+
+def percent(value: float) -> str:
+    """A share in percent; 0 % and 100 % only where it is none and all."""
+    if 0 < value < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= value < 1 else f"{value:.0%}"
 
 
 def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:

@@ -22,6 +22,9 @@ from simulators.engine.inputs import CycleCosts
 
 __all__ = ["Plant", "Spans", "spans"]
 
+_Parts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+_Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
+
 _ROUNDS = 60
 _GRID = np.linspace(-5.0, 9.0, 141)  # grid for the distribution of a maximum, in standard deviations of the logarithm
 
@@ -45,6 +48,38 @@ class Spans(NamedTuple):
 
 def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
     """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
+    found = np.empty((4, len(plants)))
+    for held, form in ((False, _without_barrier), (True, _at_barrier)):
+        mine = [i for i, b in enumerate(barrier) if b == held]
+        if mine:
+            found[:, mine] = form([plants[i] for i in mine])
+    return Spans(*found)
+
+
+class _Arrays(NamedTuple):
+    """What both forms need of n plants with up to k workers."""
+
+    active: NDArray[np.bool_]  # [n, k]
+    compute: NDArray[np.float64]  # seconds, with sleeps, [n, k]
+    overhead: NDArray[np.float64]  # seconds, [n, k]
+    jitter: NDArray[np.float64]  # [n, 1]
+    alone: _Pair  # seconds of a pull and of a push that have the links for themselves, [n, k]
+    shared: _Pair  # seconds that they take of the servers' links, [n, 1]
+    apply: NDArray[np.float64]  # seconds, [n, 1]
+
+
+def _without_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
+    """The parts of a cycle of each plant, [4, n]."""
+    of = _arrays(plants)
+    return np.stack(_network(of.active, of.compute + of.overhead, of.alone, of.shared, of.apply))[:, :, 0]
+
+
+def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
+    """The parts of a synchronous step of each plant, [4, n]."""
+    return np.stack(_barrier(*_arrays(plants)))[:, :, 0]
+
+
+def _arrays(plants: Sequence[Plant]) -> _Arrays:
     size = max(len(p.costs.active) for p in plants)
 
     def stacked(name: str) -> NDArray[np.float64]:
@@ -65,14 +100,7 @@ def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
     pull, push, apply = each("pull_bytes"), each("push_bytes"), each("apply_seconds")
     alone = (pull / nic, push / nic)
     shared = (pull / each("serve_out"), push / each("serve_in"))
-    held = np.array(barrier)[:, None]
-    free = _network(active, compute + overhead, alone, shared, apply)
-    together = _barrier(active, compute, overhead, jitter, alone, shared, apply)
-    return Spans(*(np.where(held, a, b)[:, 0] for a, b in zip(together, free, strict=True)))
-
-
-_Parts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-_Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
+    return _Arrays(active, compute, overhead, jitter, alone, shared, apply)
 
 
 def _network(

@@ -33,7 +33,7 @@ __all__ = [
     "Row",
     "WorkerTime",
     "cluster",
-    "common_guess",
+    "comparable",
     "demand",
     "node_type",
     "over_seeds",
@@ -188,7 +188,17 @@ def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, 
     return tuple(made)
 
 
-def common_guess(rows: Sequence[Row]) -> float:
+def comparable(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one workload as a fit begins with them: on clusters of one size, with speeds where batches differ."""
+    machines = max(r.workers + r.servers for r in rows)
+    rows = [replace(r, machines=machines) for r in rows]
+    if any(r.batch_sizes for r in rows):
+        # Without a guess of what does not grow with the batch, workers with small batches look slow in the first fit.
+        return list(with_speeds(rows, _common_guess(rows)))
+    return rows
+
+
+def _common_guess(rows: Sequence[Row]) -> float:
     """Seconds of computing that do not grow with the batch: those without which a sample takes the median worker of every
     row about as long. 0 if no worker was timed."""
     timed = [row for row in rows if row.worker_times]
@@ -288,8 +298,9 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     spare = max(needed, row.machines) - row.workers
     nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
-    kinds = [node_type(constants, speed=s, nic=n) for s, n in zip((*speeds, *(1.0,) * spare), nics, strict=True)]
-    nodes = tuple((f"n{i}", kind) for i, kind in enumerate(kinds))
+    each = list(zip((*speeds, *(1.0,) * spare), nics, strict=True))
+    kinds = {(s, n): node_type(constants, speed=s, nic=n) for s, n in dict.fromkeys(each)}
+    nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
     return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue)
 
 

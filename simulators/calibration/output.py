@@ -61,6 +61,8 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     # Constants are valid only for the network discipline under which they were fitted, so the file has exactly one.
     (shared,) = {(fit.constants.discipline, fit.constants.control_queue) for fit in fits.values()}
     lines += _table("cluster", {"discipline": shared[0]} | ({"control_queue": shared[1]} if shared[1] else {}))
+    choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
+    lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
     lines += _table("costs", costs)
     for name, fit in fits.items():
         rows = with_speeds([r for r in recording.rows if r.workload == name], fit.common_seconds)

@@ -25,6 +25,8 @@ from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
 from traces.schema import setting_from
 from tuners import policies
+from tuners.actions import Setting
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 
@@ -39,6 +41,17 @@ _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that too
 _AWAKE = Sleeper(0.0, 0.0)
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
+_NOT_IN_ROWS: dict[str, Any] = {
+    "local_steps": 1,
+    "node_steps": [],
+    **OF_PULLS,
+    **OF_QUORUM,
+    **OF_CHECKPOINTS,
+    **OF_CACHES,
+    **OF_REPLICAS,
+}
+"""Fields of a setting that change its times, yet not a row's; and their values without such a change."""
+_KNOWN = {*Setting.__dataclass_fields__, "batch_sizes", "servers_share_nodes"}  # fields, and options that are read
 _PARTS = ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")
 
 
@@ -187,6 +200,7 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
             "if it is one of these"
         )
         made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))
+    made = _modelled(made, caveats)
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     settings = made.to_dicts()
     nominal = [_nics(setting) for setting in settings]
@@ -207,6 +221,27 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         )
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
+
+
+def _modelled(settings: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
+    """The settings in which nothing takes time that a `Row` does not tell; and notes of what is not used of the others."""
+    told = [_told(s) for s in settings.to_dicts()]
+    strange = [{name for name, plain in _NOT_IN_ROWS.items() if s.get(name, plain) != plain} for s in told]
+    for name in _NOT_IN_ROWS:
+        if count := sum(name in found for found in strange):
+            caveats.append(f"{count} settings with {name} are left out: calibration does not know what it costs")
+    kept = [s for s, found in zip(told, strange, strict=True) if not found]
+    unknown = sorted({name for s in kept for name in s if name not in _KNOWN})
+    vary = [name for name in unknown if len({json.dumps(s.get(name)) for s in kept}) > 1]
+    if vary:
+        caveats.append(f"options that differ between settings are not used: {', '.join(vary)}")
+    return settings.filter(pl.Series([not found for found in strange], dtype=pl.Boolean))
+
+
+def _told(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a setting, its own ones and those of its whole setting, with the fields of the latter."""
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    return {**json.loads(setting["options"] or "{}"), **dict(whole.get("options", ())), **whole}
 
 
 def _check_extras(runs: pl.DataFrame) -> None:

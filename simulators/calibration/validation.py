@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from simulators.calibration.fit import Estimates, Fit, Residual, closed_form_cycles, completed, cycles, fit_all
+from simulators.calibration.links import Sharing
 from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
@@ -50,6 +51,7 @@ __all__ = [
     "Lack",
     "Prediction",
     "ablated",
+    "as_chosen",
     "check",
     "check_other",
     "extrapolations",
@@ -96,10 +98,11 @@ class Prediction:
 
 
 class Lack(NamedTuple):
-    """What a fit begins with where one part of the physics is left out."""
+    """What a fit begins with, where one part of the physics may be left out."""
 
     given: Mapping[str, Constants]  # by workload
     without: tuple[str, ...] = ()  # constants that stay as given
+    links: tuple[Sharing, ...] = ()  # forms to choose from, in every fit
 
 
 class Ablation(NamedTuple):
@@ -129,19 +132,21 @@ def check(
     origin: Provenance,
     folds: int = FOLDS,
     watch: Callable[[str], None] = lambda _: None,
+    links: Sequence[Sharing] = (),
 ) -> Check:
     """Fit to all rows, and to the rows of every split; predict. Raises ValueError without rows, and for one fold.
 
-    `watch` is told what is fitted next.
+    How links are shared is chosen from `links` in each fit, so that no held-out row takes part in it. `watch` is told what
+    is fitted next.
     """
     if folds < 2:
         raise ValueError(f"Cannot hold out with {folds} folds: give at least 2, which are halves.")
-    fits = fit_all(recording.rows, given, watch=watch)
+    fits = fit_all(recording.rows, given, watch=watch, links=links)
     rows = _in_order(recording)
     _, undivided = in_folds(rows, folds)
     fitted = _forms(fits, fit_all(recording.rows, given, engine=False), rows, rows, range(len(rows)))
     made: list[Prediction] = []
-    for split, out, held in _held_out(rows, Lack(given), folds, watch):
+    for split, out, held in _held_out(rows, Lack(given, links=tuple(links)), folds, watch):
         made += _predictions(rows, out, split, fitted.at(out), held)
     others = (*_switches(recording.switch_seconds, folds), *_stale(recording.efforts))
     return Check(origin, (*made, *others), fits, undivided, folds, recording.caveats)
@@ -170,7 +175,7 @@ def _held_out(
     """
 
     def told(kept: Sequence[Row], out: Sequence[int]) -> _Forms:
-        found = fit_all(kept, lack.given, without=lack.without)
+        found = fit_all(kept, lack.given, without=lack.without, links=lack.links)
         network = {} if alone else fit_all(kept, lack.given, without=lack.without, engine=False)
         return _forms(found, network, kept, rows, out, whole=not alone)
 
@@ -254,6 +259,12 @@ def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
         return LARGER
     seen = frozenset[str]().union(*(r.unlike for r in known))
     return UNLIKE if 2 * sum(bool(r.unlike - seen) for r in rows) > len(rows) else OTHER
+
+
+def as_chosen(given: Mapping[str, Constants], fits: Mapping[str, Fit]) -> dict[str, Constants]:
+    """The initial constants with links that are shared as the `fits` have them."""
+    shared = {name: Sharing(fit.constants.discipline, fit.constants.control_queue) for name, fit in fits.items()}
+    return {name: shared[name].put_into(c) if name in shared else c for name, c in given.items()}
 
 
 def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[str, Lack]:

@@ -33,6 +33,7 @@ __all__ = [
     "cycle_costs",
     "each_nic_counts",
     "has_tables",
+    "late_seconds",
     "loads",
     "overlapping",
     "served",
@@ -459,6 +460,16 @@ def served_rows(
         pushed = pushed + pushes @ np.asarray(place.copied)
     push = pushed * float(place.push_row_bytes)
     return np.stack([pull, pull / sending, push, push / receiving + pushed * float(place.apply_row_seconds)], axis=1)
+
+
+def late_seconds(inputs: EngineInputs, late: NDArray[np.float64], served: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds, [k], that servers were busy longer with what they have `served`, because `late` bytes, [k], had to wait for
+    the refill of an empty token bucket."""
+    sent, seconds = served[:, 0], served[:, 1]
+    rate = np.divide(sent, seconds, out=np.full_like(sent, np.inf), where=seconds > 0)
+    refill = np.maximum(np.asarray(inputs.bucket_refill) - np.asarray(inputs.bucket_taken), 1.0)
+    found: NDArray[np.float64] = np.minimum(late, sent) * np.maximum(1 / refill - 1 / rate, 0.0)
+    return found
 
 
 def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: Shards) -> dict[str, Any]:

@@ -50,6 +50,7 @@ __all__ = [
     "regrouped",
     "resumed",
     "rows_placed",
+    "touched_rows",
     "waiting",
     "with_data_moved",
     "with_tokens",
@@ -610,6 +611,14 @@ def _catch_up(
     if touched:
         inputs = embedding.in_flight(inputs, touched)
     return now, timing.catch_up(inputs, seconds, flight, now, discipline=discipline, overlapping=overlapping)
+
+
+def touched_rows(state: State) -> NDArray[np.float64]:
+    """Distinct rows of each block in the pulls and in the pushes so far, [2, b]; [2, 0] without embedding tables."""
+    learned = state.learned
+    if learned is None or not learned.touched:
+        return np.zeros((2, 0))
+    return np.stack([np.asarray(learned.touched.pulled), np.asarray(learned.touched.pushed)])
 
 
 def rows_placed(inputs: EngineInputs, state: State) -> State:

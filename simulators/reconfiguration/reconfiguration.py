@@ -24,6 +24,7 @@ cost includes what was done before.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -473,6 +474,69 @@ class _Ends:
     lost: frozenset[str] = frozenset()  # nodes whose loss is the reason
 
 
+class _Placement:
+    """Where the blocks of model and training data are while the steps of a plan move them."""
+
+    def __init__(self, plan: ReconfigurationPlan, ends: _Ends, costs: Costs, load: Load) -> None:
+        self._ends = ends
+        self._holders: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of the blocks of embedding tables, before and after
+        if load.has_tables:
+            self._holders = tuple(s.holders(costs.model_blocks, load.hottest) for s in (ends.old, ends.new))
+        self.replicated = any(len(chain) > 1 for of_setting in self._holders for chain in of_setting)
+        # Blocks of embedding tables that have got to their new owner, or were there as copies.
+        self._moved_numbers = {i for i, (was, now) in enumerate(zip(*self._holders, strict=True)) if now[0] in was}
+        # Blocks that each node has received less those it gave, by (of, node), and what these will be at the end.
+        self._moved: Counter[tuple[str, str]] = Counter()
+        self._to_move: Counter[tuple[str, str]] = Counter()
+        for step in plan.steps:
+            if step.kind == "move":
+                self._to_move[step.of, step.node] -= step.blocks
+                self._to_move[step.of, step.to] += step.blocks
+
+    def move(self, step: Step, done: int, count: int) -> None:
+        """`count` more blocks of `step` have changed their owner, now that `done` of them have before."""
+        self._moved_numbers |= set(step.numbers[done : done + count])
+        self._moved[step.of, step.node] -= count
+        self._moved[step.of, step.to] += count
+
+    def data_shares(self, workers: tuple[str, ...]) -> tuple[float, ...]:
+        """The shares of training data of the nodes that work; none where both settings divide the data evenly."""
+        old, new = self._ends.old, self._ends.new
+        if not (old.data_shares or new.data_shares):
+            return ()
+        held = self._shares("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]))
+        total = sum(held.get(w, 0.0) for w in workers)
+        return tuple(held.get(w, 0.0) / total for w in workers)
+
+    def servers(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The share of each server that holds some of the model, and the owner of each block where the model is tables."""
+        old, new = self._ends.old, self._ends.new
+        if not self._holders:
+            return self._shares("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1])), ()
+        owners = tuple(holders[0] for holders in self.holders())
+        held = {n: owners.count(n) / len(owners) for n in dict.fromkeys((*old.servers, *new.servers))}
+        return {n: share for n, share in held.items() if share > 0}, owners
+
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """The servers of each block of embedding tables, its owner first; a copy that is new counts from the end."""
+        both = enumerate(zip(*self._holders, strict=True))
+        owned = ((now[0] if i in self._moved_numbers else was[0], was, now) for i, (was, now) in both)
+        return tuple((owner, *(s for s in now if s in was and s != owner)) for owner, was, now in owned)
+
+    def _shares(
+        self, of: str, old: tuple[tuple[str, ...], tuple[float, ...]], new: tuple[tuple[str, ...], tuple[float, ...]]
+    ) -> dict[str, float]:
+        """Each node's share, as far from the old to the new one as its blocks have moved; only of nodes that hold some."""
+        before, after = dict(zip(*old, strict=True)), dict(zip(*new, strict=True))
+        found = {}
+        for node in dict.fromkeys((*before, *after)):
+            to_move = self._to_move[of, node]
+            done = self._moved[of, node] / to_move if to_move else 0.0
+            found[node] = before.get(node, 0.0) + done * (after.get(node, 0.0) - before.get(node, 0.0))
+        total = sum(found.values())
+        return {n: s / total for n, s in found.items() if s > 1e-12}
+
+
 class _Steps:
     """Carries out a plan from the moment it is made: one SimPy process per step."""
 
@@ -486,13 +550,10 @@ class _Steps:
         touched_fraction: float,
         load: Load,
     ) -> None:
-        self._holders: tuple[tuple[tuple[str, ...], ...], ...] = ()  # of the blocks of embedding tables, before and after
-        if load.has_tables:
-            self._holders = tuple(s.holders(costs.model_blocks, load.hottest) for s in (ends.old, ends.new))
-        self._replicated = any(len(chain) > 1 for of_setting in self._holders for chain in of_setting)
         self._control, self._transfers, self._plan, self._costs = control, transfers, plan, costs
         env = self._env = control.env
         self._ends, self._touched = ends, touched_fraction
+        self._placement = _Placement(plan, ends, costs, load)
         self.begun_seconds = float(env.now)
         self.completed: list[str] = []  # names of steps, in order of completion
         self.bytes_moved = 0.0
@@ -500,10 +561,6 @@ class _Steps:
         self._stopping: dict[str, simpy.Event] = {}  # workers at their last mini-batch
         self._stopped: set[str] = set()
         self._started: list[str] = []
-        # Blocks of embedding tables that have got to their new owner, or were there as copies.
-        self._moved_numbers = {i for i, (was, now) in enumerate(zip(*self._holders, strict=True)) if now[0] in was}
-        self._moved: dict[tuple[str, str], int] = {}  # blocks that each node has received less those it gave: (of, node)
-        self._to_move = {(of, n): c for of in ("model", "data") for n, c in self._balance(of).items()}
         self._sweeps: set[int] = set()  # steps whose parameters have not all got to their new owner
         self._left = 1.0  # of those parameters, the part that no push has carried there
         self._fresh: set[str] = set()  # workers whose mini-batch began after the graph was switched
@@ -558,36 +615,16 @@ class _Steps:
             return self._ends.new
         old, new = self._ends.old, self._ends.new
         workers, rows = self._working(), self._ends.rows
-        shared, owners = self._placed()
-        data: tuple[float, ...] = ()
-        if old.data_shares or new.data_shares:
-            held = self._shares("data", old.workers, old.shares()[0], new.workers, new.shares()[0])
-            total = sum(held.get(w, 0.0) for w in workers)
-            data = tuple(held.get(w, 0.0) / total for w in workers)
+        shared, owners = self._placement.servers()
         return replace(
             old,
             workers=workers,
             servers=tuple(shared),
             model_shares=() if owners else tuple(shared.values()),
             block_owners=owners,
-            data_shares=data,
+            data_shares=self._placement.data_shares(workers),
             loads=tuple(rows[w] for w in workers) if old.loads or new.loads else (),
         )
-
-    def _placed(self) -> tuple[dict[str, float], tuple[str, ...]]:
-        """The share of each server that holds some of the model, and the owner of each block where the model is tables."""
-        old, new = self._ends.old, self._ends.new
-        if not self._holders:
-            return self._shares("model", old.servers, old.shares()[1], new.servers, new.shares()[1]), ()
-        owners = tuple(holders[0] for holders in self._placed_holders())
-        held = {n: owners.count(n) / len(owners) for n in dict.fromkeys((*old.servers, *new.servers))}
-        return {n: share for n, share in held.items() if share > 0}, owners
-
-    def _placed_holders(self) -> tuple[tuple[str, ...], ...]:
-        """The servers of each block of embedding tables, its owner first; a copy that is new counts from the end."""
-        both = enumerate(zip(*self._holders, strict=True))
-        owned = ((now[0] if i in self._moved_numbers else was[0], was, now) for i, (was, now) in both)
-        return tuple((owner, *(s for s in now if s in was and s != owner)) for owner, was, now in owned)
 
     @property
     def effects(self) -> Effects:
@@ -614,7 +651,7 @@ class _Steps:
             push_factor=1.0 + unmoved,
             redirects=len(moving),
             blocked_until_seconds=self._transfers.busy_until_seconds("model"),
-            holders=self._placed_holders() if self._replicated else (),
+            holders=self._placement.holders() if self._placement.replicated else (),
         )
 
     def pushed(self, worker: str) -> None:
@@ -684,17 +721,13 @@ class _Steps:
         """
         rate = self._costs.model_bytes_per_second if step.of == "model" else self._costs.data_bytes_per_second
         yield self._env.timeout(self._costs.handshake_seconds)
-        left = step.blocks
-        while left > 0:
-            wave = min(left, self._costs.blocks_in_flight)
+        done = 0
+        while done < step.blocks:
+            wave = min(step.blocks - done, self._costs.blocks_in_flight)
             yield self._send(step, step.bytes_moved * wave / step.blocks, rate, f"{step.of} {step.node}")
-            left -= wave
-            done = step.blocks - left
-            if step.kind == "copy":
-                continue
-            self._moved_numbers |= set(step.numbers[done - wave : done])
-            for node, change in ((step.node, -wave), (step.to, wave)):
-                self._moved[(step.of, node)] = self._moved.get((step.of, node), 0) + change
+            if step.kind == "move":
+                self._placement.move(step, done, wave)
+            done += wave
 
     def _send(self, step: Step, size_bytes: float, rate: float, group: str) -> simpy.Event:
         self.bytes_moved += size_bytes
@@ -705,30 +738,3 @@ class _Steps:
         old, new = self._ends.old, self._ends.new
         kept = tuple(w for w in old.workers if w not in self._stopped)
         return kept + tuple(w for w in new.workers if w in self._started)
-
-    def _balance(self, of: str) -> dict[str, int]:
-        """Blocks that each node is to receive less those it is to give."""
-        total: dict[str, int] = {}
-        for step in self._plan.steps:
-            if step.kind == "move" and step.of == of:
-                total[step.node] = total.get(step.node, 0) - step.blocks
-                total[step.to] = total.get(step.to, 0) + step.blocks
-        return total
-
-    def _shares(
-        self,
-        of: str,
-        old: tuple[str, ...],
-        was: tuple[float, ...],
-        new: tuple[str, ...],
-        will: tuple[float, ...],
-    ) -> dict[str, float]:
-        """Each node's share, as far from the old to the new one as its blocks have moved; only of nodes that hold some."""
-        before, after = dict(zip(old, was, strict=True)), dict(zip(new, will, strict=True))
-        found = {}
-        for node in dict.fromkeys((*old, *new)):
-            to_move = self._to_move.get((of, node), 0)
-            done = self._moved.get((of, node), 0) / to_move if to_move else 0.0
-            found[node] = before.get(node, 0.0) + done * (after.get(node, 0.0) - before.get(node, 0.0))
-        total = sum(found.values())
-        return {n: s / total for n, s in found.items() if s > 1e-12}

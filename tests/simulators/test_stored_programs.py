@@ -195,7 +195,7 @@ def test_code_is_simple_where_results_are_small(monkeypatch, count, simple):
     for kept in (None, stored_programs._store):
         monkeypatch.setattr(stored_programs, "_store", kept)
         assert StoredProgram(lambda count, x: jnp.full(count, x))(count, np.float32(2.0)).shape == (count,)
-    assert options == [({"xla_cpu_use_fusion_emitters": False},) if simple else ()] * 2
+    assert options == [(stored_programs._SIMPLE_CODE,) if simple else ()] * 2
 
 
 def test_simple_code_computes_the_same_bytes():

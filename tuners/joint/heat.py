@@ -4,6 +4,10 @@ A hotter setting makes more progress per second, and more noise; one that is too
 depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
 steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); and if all of these are
 held and workers do not wait for each other, their number.
+
+One rate is not as hot everywhere. Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable
+rate falls with one over k. A mini-batch of b samples has 1 / sqrt(b) of the noise, and bears a rate that is so much higher.
+So the heat of a rate is that of one worker with mini-batches of one sample, and stays where machines or mini-batches change.
 """
 
 from __future__ import annotations
@@ -18,7 +22,21 @@ from tuners.joint.rate_prior import rate_prior
 from tuners.joint.system_model import waits
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
-__all__ = ["Expected", "Heat", "PolicyHeat", "RateHeat", "WorkerHeat", "heat", "outer_heat"]
+__all__ = [
+    "BATCH_GAIN",
+    "Expected",
+    "Heat",
+    "PolicyHeat",
+    "RateHeat",
+    "WorkerHeat",
+    "as_hot",
+    "heat",
+    "outer_heat",
+    "stress",
+]
+
+BATCH_GAIN = 0.5
+"""A mini-batch of b samples bears b^0.5 times the rate, and adds b^0.5 to the progress of a push."""
 
 _OUTER_MEDIAN, _OUTER_DEVIATION = 7.0, math.log(2.0)  # of effective outer rates: DiLoCo's, 0.7 with a momentum of 0.9
 
@@ -67,7 +85,7 @@ class Heat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RateHeat:
-    """The effective rate: without momentum, as long as the rate's knob reaches so far."""
+    """The effective rate, for one worker and one sample: without momentum, as long as the rate's knob reaches so far."""
 
     rate: Real
     momentum: Real | None
@@ -85,12 +103,15 @@ class RateHeat:
         return "outer_momentum" if self.is_outer else "momentum"
 
     def of(self, setting: Setting) -> float:
+        return self._effective(setting) * (1.0 if self.is_outer else stress(setting))
+
+    def _effective(self, setting: Setting) -> float:
         rate: float = getattr(setting, self.rate.name)
         momentum: float = getattr(setting, self._momentum)
         return rate / (1 - min(momentum, 0.99))
 
     def scaled(self, setting: Setting, factor: float) -> Setting:
-        effective, momentum = self.of(setting) * factor, getattr(setting, self._momentum)
+        effective, momentum = self._effective(setting) * factor, getattr(setting, self._momentum)
         if self.momentum is not None:
             momentum = self.momentum.low
             if effective * (1 - momentum) > self.rate.high:
@@ -100,7 +121,7 @@ class RateHeat:
         return replace(setting, **made)
 
     def words(self, setting: Setting) -> str:
-        return f"effective {'outer ' if self.is_outer else ''}rate {self.of(setting):.3g}"
+        return f"effective {'outer ' if self.is_outer else ''}rate {self._effective(setting):.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +171,23 @@ class WorkerHeat:
         return f"{len(setting.workers)} workers"
 
 
+def stress(setting: Setting) -> float:
+    """How much hotter a rate is under `setting` than for one worker with mini-batches of one sample.
+
+    Where all workers wait for each other, an update is the mean of so many pushes: its best rate is between as high as that
+    of workers that do not wait, and so many times as high.
+    """
+    together = math.pow(len(setting.workers), 0.5 if waits(setting) else 1.0)
+    return together / math.pow(setting.batch_size, BATCH_GAIN)
+
+
+def as_hot(axis: Heat | None, setting: Setting, like: Setting) -> Setting:
+    """`setting` at the rate that makes it as hot as `like`."""
+    if axis is None or axis.steps or math.isclose(axis.of(setting), axis.of(like)):
+        return setting
+    return axis.scaled(setting, axis.of(like) / axis.of(setting))
+
+
 def outer_heat(job: Job, *, prior: bool = True) -> RateHeat | None:
     """The servers' rate for what local steps have changed; None where it is held."""
     rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
@@ -170,10 +208,7 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     rate, momentum = space.knob("learning_rate"), space.knob("momentum")
     if isinstance(rate, Real):
         share = rate_prior()
-        # A round of local steps is the mean of what all workers have changed: its best rate is between as high as that of
-        # one worker and so many times as high.
-        together = math.sqrt(len(job.start.workers)) if space.takes_local_steps and _in_rounds(job) else 1.0
-        expected = Expected(together * share.median * rate.high, share.deviation) if prior else None
+        expected = Expected(share.median * rate.high, share.deviation) if prior else None
         return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
     outer = outer_heat(job, prior=prior)
     if outer is not None:

@@ -149,8 +149,10 @@ class HeatSearch:
             seen = yield from training.glance()
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
-            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2 + drop
-            better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
+            # The first validation of all is held against the untrained model, whose level is 0.
+            worse = math.isfinite(seen.validated) and seen.validated > min(validated, 0.0) + HELPED_NATS / 2 + drop
+            told = math.isfinite(validated) and seen.validated < validated - HELPED_NATS
+            better = told or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:
                 fallen = best - seen.level
@@ -159,7 +161,7 @@ class HeatSearch:
                 kept = yield from training.snapshot()
             else:
                 hurts = training.diverged or seen.level > best + max(_HURT, 3 * seen.noise)
-                blown_up = training.diverged or seen.level > 0
+                blown_up = training.diverged or (hurts and seen.level > 0)
                 bad = 2 if hurts or not self._is_cool(1.0) else bad + 1
                 self.useless = min(self.useless, heat.of(training.setting))
                 if hurts:

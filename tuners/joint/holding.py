@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tuners.actions import Setting
-from tuners.joint.heat import Heat
+from tuners.joint.heat import Heat, as_hot
 from tuners.joint.learning_model import (
     HELPED_NATS,
     SecondsLeft,
@@ -152,7 +152,8 @@ class Holding:
         if self._heat.limits_workers:
             self.held = self._training.setting
         else:
-            self.held, self.top, self._steady = map(self._training.placed, (self.held, self.top, self._steady))
+            held = (self.held, self.top, self._steady)
+            self.held, self.top, self._steady = (as_hot(self._heat, self._training.placed(s), s) for s in held)
 
     @property
     def _hurt(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, highest, lowest, options
-from tuners.joint.heat import Heat, RateHeat, heat
+from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat
 from tuners.joint.holding import RuleParts
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
@@ -26,7 +26,6 @@ LEFT_SHARE = 0.2
 """Of the budget: how long a job is expected to last, until its drift was measured."""
 
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
-_BATCH_GAIN = 0.5  # a mini-batch of b samples adds b^0.5 to the progress of a push
 _MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 _WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
 _CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
@@ -94,7 +93,7 @@ class Placing:
         if not (self.places_are_free or self.lacks_machines):
             return False
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
-        best = self.best(self.most_workers)
+        best = as_hot(self.heat, self.best(self.most_workers), before)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), training.change_seconds or _CHANGE_SECONDS
         lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
@@ -217,10 +216,6 @@ class Placing:
             yield from training.change(training.placed(before), why)
             return
         training.usual_push_seconds = training.push_seconds
-        if heat.expected is not None:
-            # An update is the mean of so many pushes: the best rate is between as high as before and so many times as high.
-            median = heat.expected.median * math.sqrt(workers)
-            self.heat = replace(heat, expected=heat.expected._replace(median=median))
 
     def _waiting(self, setting: Setting) -> Setting | None:
         """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
@@ -268,10 +263,10 @@ class Placing:
             return self._system.samples_per_second(setting)
         gain = 1.0
         if not self._job.target.counts:
-            gain = float(setting.batch_size**_BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
+            gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
         if self.heat is None and not self._job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
-            gain *= len(setting.workers) ** (_BATCH_GAIN - 1)
+            gain *= len(setting.workers) ** (BATCH_GAIN - 1)
         return gain / self._system.push_seconds(setting) * self._training.losses.productive(setting.servers)
 
     def _worth(self, setting: Setting) -> float:

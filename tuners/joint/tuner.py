@@ -52,7 +52,7 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, outer_heat
+from tuners.joint.heat import Heat, PolicyHeat, as_hot, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.placing import LEFT_SHARE, Placing
@@ -226,8 +226,9 @@ class JointCourse:
         if abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
         setting = heat.scaled(training.setting, wanted / here)
+        usual = heat.words(heat.scaled(training.setting, expected.median / here))
         why = (
-            f"{heat.words(training.setting)} -> {heat.words(setting)}: {expected.median:.3g} was the best of other jobs, "
+            f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
         yield from training.change(setting, why)
@@ -256,7 +257,7 @@ class JointCourse:
             yield from holding.run()
             self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
-                origin, top = training.placed(origin), training.placed(top)
+                origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
             elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and training.first is not None else None
             if elsewhere is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"

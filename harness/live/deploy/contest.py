@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.comparison.compare import check_each_once, compare
+from harness.comparison.compare import compare
+from harness.comparison.plan import check_each_once
 from harness.comparison.run_process import Done, Task, save
 from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
 from harness.live.deploy.job_folder import LOG

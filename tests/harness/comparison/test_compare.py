@@ -496,7 +496,7 @@ def test_what_cannot_be_written_or_played_is_refused_before_drawn_scenarios_are_
     def draws(_name: object) -> Never:
         pytest.fail("a scenario was drawn")
 
-    monkeypatch.setattr("harness.comparison.compare.load", draws)
+    monkeypatch.setattr("harness.comparison.plan.load", draws)
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there already"):
         compare(["drawn:learning[500]"], ["fixed"], out=tmp_path)

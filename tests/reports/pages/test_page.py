@@ -1,6 +1,7 @@
 """The page: well-formed, self-contained, escaped, and honest about what cannot be concluded."""
 
 import base64
+import io
 import json
 import math
 import re
@@ -10,12 +11,15 @@ from html.parser import HTMLParser
 
 import polars as pl
 import pytest
+from rich.console import Console
 
+from harness.cli.results import conclude
 from reports.output.terminal_table import notes
 from reports.pages import facts, page
 from reports.pages.facts import target_of
 from reports.pages.page import write
 from reports.verdicts import conclusions
+from reports.verdicts import summary as verdicts
 from reports.verdicts.conclusions import against_reference, answer, limits, tally
 from reports.verdicts.summary import summary
 from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
@@ -225,7 +229,9 @@ def test_missing_evaluations_are_said():
     assert "No run was evaluated" in page.pages(from_times({"fixed": [1.0, 2.0], "x": [2.0, 3.0]}), {})["report.html"]
 
 
-def test_write_reads_a_results_folder_and_leaves_one_page(tmp_path):
+@pytest.fixture
+def stored(tmp_path):
+    """A results folder."""
     results = contest(tuners=("fixed", "cruise"), seeds=2)
     (tmp_path / "scenarios").mkdir()
     (tmp_path / "scenarios" / "digits.toml").write_text(SCENARIO_TEXT)
@@ -237,11 +243,23 @@ def test_write_reads_a_results_folder_and_leaves_one_page(tmp_path):
     ):
         store.write(frame, tmp_path / f"{name}.parquet", schema)
     store.write_host(results.host, tmp_path / "host.csv")
-    path = write(tmp_path)
-    assert path == tmp_path / "report.html"
+    return tmp_path
+
+
+def test_write_reads_a_results_folder_and_leaves_one_page(stored):
+    path = write(stored)
+    assert path == stored / "report.html"
     first = path.read_bytes()
     assert b"Digits on ten nodes" in first
-    assert write(tmp_path).read_bytes() == first
+    assert write(stored).read_bytes() == first
+
+
+def test_a_command_summarises_the_runs_once_for_the_terminal_and_the_pages(stored, monkeypatch):
+    first, made = write(stored).read_bytes(), []
+    monkeypatch.setattr(verdicts, "compared", lambda runs, of=verdicts.compared: made.append(runs) or of(runs))
+    conclude(stored, Console(file=io.StringIO(), width=100))
+    assert len(made) == 1
+    assert (stored / "report.html").read_bytes() == first
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reports.verdicts.numbers import interval_text, quantity, relative
+from reports.verdicts.numbers import interval_text, percent, quantity, relative
 
 NAN, INF = math.nan, math.inf
 
@@ -32,6 +32,13 @@ def test_quantities_have_three_digits(value, text):
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1.00"), (0.5, "0.50"), (12.34, "12.3"), (-0.5, "-0.50")])
 def test_ratios_have_two_digits_after_the_point(value, text):
     assert relative(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0%"), (1 / 786, "<1%"), (0.25, "25%"), (0.994, "99%"), (785 / 786, ">99%"), (1.0, "100%")]
+)
+def test_a_share_is_none_or_all_only_where_it_is(value, text):
+    assert percent(value) == text
 
 
 @pytest.mark.parametrize(

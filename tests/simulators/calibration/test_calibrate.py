@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from harness.cli import main
 from simulators.calibration import closed_form, model, validation
-from simulators.calibration import fit as calibrate
-from simulators.calibration.fit import Constants, Row, closed_form_cycles, fit, fit_all, predicted
+from simulators.calibration import least_squares as search
+from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
 from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables
@@ -55,9 +55,9 @@ def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
-    monkeypatch.setattr(calibrate, "_ROUNDS", 1)
+    monkeypatch.setattr(search, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
-    monkeypatch.setattr(calibrate, "least_squares", partial(_roughly, calibrate.least_squares))
+    monkeypatch.setattr(search, "least_squares", partial(_roughly, search.least_squares))
 
 
 def _roughly(least_squares, *given, **named):
@@ -213,14 +213,14 @@ def test_an_interval_says_where_a_constant_decides_that_no_fitted_row_determines
 def test_last_bits_of_a_recording_do_not_move_the_constants(monkeypatch):
     """Processors round the last bits of a logarithm differently, and four of nine constants are hardly determined here:
     before, they ended at up to 30 times the value."""
-    monkeypatch.setattr(calibrate, "least_squares", least_squares)
+    monkeypatch.setattr(search, "least_squares", least_squares)
     folder = locate("shipped:homogeneous")
     recording = read_tables({name: scan(folder, name).collect() for name in TRACE})
     given = Constants(cores=1, nic_bytes_per_second=1e6)
     free = ("commit_seconds", "service_bytes_per_second", "message_seconds", "apply_seconds", "model_bytes", "fixed_seconds")
 
     def fitted(seed):
-        problem = calibrate._Problem(recording.rows, given, engine=False)
+        problem = search.TimesProblem(recording.rows, given, engine=False)
         problem.measured *= 1 + seed * 1e-13 * np.random.default_rng(seed).standard_normal(problem.measured.shape)
         return problem.solve([*free, "sample_seconds", "step_seconds", "master_sample_seconds"]).at
 
@@ -291,6 +291,18 @@ def test_intervals_of_few_settings_are_wider_than_their_bootstrap():
     low, high = np.log(found.intervals["model_bytes"]) - math.log(found.constants.model_bytes)
     ends = np.percentile(np.log(found.draws["model_bytes"]), [2.5, 97.5]) - math.log(found.constants.model_bytes)
     assert (low, high) == pytest.approx(tuple(1.3484 * ends), rel=1e-3)
+
+
+def test_totals_with_and_without_a_barrier_tell_transfers():
+    true = Constants(cores=1, model_bytes=4e7, nic_bytes_per_second=1.25e8, sample_seconds=0.02, apply_seconds=0.05)
+    bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 3, 6) for s in (1, 2, 3) for b in (16, 32)]
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(len(bare)))
+    rows = [replace(r, cycle_seconds=c) for r, c in zip(bare, closed_form_cycles(true, bare) * noise, strict=True)]
+    given = replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0)
+    found = fit(rows, given, resamples=0, engine=False)
+    assert found.constants.model_bytes == pytest.approx(4e7, rel=0.1)
+    alone = fit([r for r in rows if not r.barrier], given, resamples=0, engine=False)
+    assert "no runs with and without a barrier tell them" in alone.refused["transfer"]
 
 
 def test_a_recording_without_rows_is_an_error():
@@ -508,6 +520,38 @@ def test_a_setting_that_is_given_twice_counts_once_and_totals_of_several_are_sai
     assert found.caveats == ("1 runs with several settings have totals only, and are left out: record progress",)
 
 
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ({"options": '{"local_steps": 4}'}, "local_steps"),
+        ({"setting": {"local_steps": 4}}, "local_steps"),
+        ({"setting": {"node_steps": (("w", 2),)}}, "node_steps"),
+        ({"setting": {"pull_clocks": 3}}, "pull_clocks"),
+        ({"setting": {"policy": "quorum", "quorum": 1, "grace_seconds": 0.1}}, "quorum"),
+        ({"setting": {"checkpoint_seconds": 60.0}}, "checkpoint_seconds"),
+        ({"setting": {"cache_rows": 10, "cache_clocks": 4}}, "cache_rows"),
+    ],
+)
+def test_settings_whose_times_no_row_tells_are_left_out_with_a_note(told, name):
+    plain = {"seconds": 0.0, "workers": 1, "servers": 1, "policy": "asp"}
+    if "setting" in told:
+        told = {"setting": setting_text(Setting(workers=("w",), servers=("a",), **told["setting"]))}
+    runs = [{"run": run, "seconds": 10.0, "steps": 10} for run in "ab"]
+    found = read_tables(tables(runs, [{"run": "a"} | plain, {"run": "b"} | plain | told]))
+    assert [r.run for r in found.rows] == ["a"]
+    assert f"1 settings with {name} are left out: calibration does not know what it costs" in found.caveats
+
+
+def test_options_that_differ_and_are_not_used_are_named():
+    plain = {"seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp"}
+    told = ['{"fused": 1, "fuel": 1, "batch_sizes": [8, 16]}', '{"fused": 0, "fuel": 1}']
+    runs = [{"run": run, "seconds": 10.0, "steps": 10} for run in "ab"]
+    settings = [{"run": run, "options": options} | plain for run, options in zip("ab", told, strict=True)]
+    found = read_tables(tables(runs, settings))
+    assert "options that differ between settings are not used: fused" in found.caveats
+    assert len(found.rows) == 2
+
+
 def test_steps_and_seconds_are_enough_of_progress():
     settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 4, "policy": "bsp", "batch_size": 8}]
     progress = [{"run": "a", "seconds": 2.0 * i, "steps": 10 * i} for i in range(8)]
@@ -705,7 +749,7 @@ def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
     # Two workers push in each step, one directly after the other.
-    assert calibrate.completed(still, rows).seconds == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
+    assert completed(still, rows).seconds == pytest.approx(9.5 * predicted(still, rows), rel=0.06)
 
 
 def test_a_source_whose_counts_do_not_match_its_seconds_is_refused():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.toy import job
 from tuners.actions import Setting
-from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, heat, outer_heat
+from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, outer_heat, stress
 from tuners.settings import Choice, Integer, Real
 
 RATE = Real("learning_rate", 0.001, 1.0, log=True)
@@ -43,13 +43,24 @@ def test_the_rate_comes_before_the_policy_and_the_policy_before_workers(knobs, s
 def test_momentum_carries_the_rate_beyond_its_knob_and_is_dropped_below():
     axis = RateHeat(RATE, MOMENTUM)
     start = replace(job().start, learning_rate=0.6, momentum=0.5)
-    assert axis.of(start) == pytest.approx(1.2)
+    assert axis.of(start) == pytest.approx(1.2 * stress(start))
     hot = axis.scaled(start, 4.0)
-    assert (hot.learning_rate, axis.of(hot)) == (1.0, pytest.approx(4.8))
+    assert (hot.learning_rate, axis.of(hot)) == (1.0, pytest.approx(4.8 * stress(start)))
     cool = axis.scaled(hot, 0.1)
     assert (cool.learning_rate, cool.momentum) == (pytest.approx(0.48), 0.0)
-    assert axis.of(axis.scaled(start, 1e9)) == pytest.approx(10.0)  # momentum 0.9 at most
+    assert axis.of(axis.scaled(start, 1e9)) == pytest.approx(10.0 * stress(start))  # momentum 0.9 at most
     assert axis.scaled(start, 1e-9).learning_rate == 0.001
+
+
+def test_a_rate_is_hotter_where_more_workers_do_not_wait_and_cooler_with_larger_mini_batches():
+    """The best rates of 13 workers were a third of those of 4, and the prior and the search expected the same."""
+    axis, start = RateHeat(RATE, None), replace(job().start, policy="asp", learning_rate=0.1, batch_size=4)
+    two, four = (replace(start, workers=start.workers[:1] * k) for k in (2, 4))
+    assert axis.of(four) == pytest.approx(2 * axis.of(two))
+    assert axis.of(replace(four, policy="bsp")) == pytest.approx(axis.of(four) / 2)  # four pushes make one update
+    assert axis.of(replace(four, batch_size=16)) == pytest.approx(axis.of(four) / 2)
+    assert as_hot(axis, four, two).learning_rate == pytest.approx(0.05)
+    assert as_hot(axis, two, two) is two
 
 
 def test_policies_are_ordered_by_the_staleness_that_they_allow():

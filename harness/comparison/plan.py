@@ -1,0 +1,149 @@
+"""What a comparison plays: its scenarios, tuners and seeds, checked, and the runs that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.comparison import oracle
+from harness.comparison.run_process import Task
+from harness.families import members, single
+from harness.scenario import Scenario, building, load, matching
+from harness.scenario.tables import MOST_SEEDS
+from harness.version import HARNESS_VERSION
+from traces.schema import VERSION
+from tuners import Entry, resolve
+
+__all__ = ["Plan", "check_each_once", "oracle_tasks", "planned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a comparison plays."""
+
+    scenarios: tuple[Scenario, ...]
+    entries: tuple[Entry, ...]
+    counts: dict[str, int]  # seeds of each scenario
+    draws: dict[str, list[str]]  # by scenario: those that differ from it in a draw of its calibrated constants
+    entries_of: dict[str, tuple[Entry, ...]]  # by scenario: those that are played there
+    tasks: tuple[Task, ...]
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """The tuners, without references that are chosen in hindsight."""
+        return tuple(e.name for e in self.entries if e.contestant)
+
+    def manifest(self, seeds: int | None) -> dict[str, Any]:
+        """What the folder's `manifest.json` says about these runs; `seeds` as they were asked for."""
+        return {
+            "harness": HARNESS_VERSION,
+            "schema": VERSION,
+            "scenarios": [s.name for s in self.scenarios],
+            "tuners": [e.name for e in self.entries],
+            "oracles": [e.name for e in self.entries if not e.contestant],
+            "seeds": seeds or max(self.counts.values()),
+            "seeds_of": self.counts,
+        } | ({"draws": self.draws} if self.draws else {})
+
+
+def check_each_once(what: str, names: Sequence[str]) -> None:
+    """Raise ValueError where a name, of what `what` says, is given twice."""
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise ValueError(f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names.")
+
+
+def planned(
+    scenarios: Sequence[str | Path | Scenario],
+    tuners: Sequence[str | Entry],
+    seeds: int | None,
+    system: str,
+    calibration_draws: int,
+    *,
+    record: bool,
+) -> Plan:
+    """The runs of a comparison, checked. Raises ValueError where a scenario, a tuner or a number does not fit."""
+    if not scenarios or not tuners:
+        raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        advice = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
+        raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
+    if calibration_draws < 0:
+        raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
+    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
+    given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
+    drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
+    loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))
+    check_each_once("scenario", [s.name for s in loaded])
+    check_each_once("tuner", [e.name for e in entries])
+    counts = {s.name: seeds or s.seeds.count for s in loaded}
+    draws = {name: [s.name for s in each] for name, each in drawn.items()}
+    # Draws are there to compare contestants; the oracle of each would be a search of its own.
+    contestants = tuple(e for e in entries if e.contestant)
+    entries_of = {s.name: entries for s in loaded} | {name: contestants for each in draws.values() for name in each}
+    tasks = [t for s in loaded for t in _tasks(s, entries_of[s.name], counts[s.name], system, record=record)]
+    # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
+    return Plan(loaded, entries, counts, draws, entries_of, tuple(sorted(tasks, key=lambda t: t.seed)))
+
+
+def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
+    """The scenario under each of so many draws of its calibrated constants. Raises ValueError where it has none."""
+    if scenario.draw:
+        raise ValueError(f"Cannot draw constants of {scenario.name!r}: it is a draw itself. Name the scenario without one.")
+    for number in range(1, count + 1):
+        yield building.scenario(scenario, name=f"{scenario.name}+draw{number}", calibration={"draw": number})
+
+
+def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
+    """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", those of a pattern, or itself."""
+    if isinstance(scenario, Scenario):
+        return [scenario]
+    kind, _, which = str(scenario).partition(":")
+    return [single(name) for name in members(which)] if kind == "drawn" else matching(str(scenario))
+
+
+def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
+    """The contestants' runs, and those that an oracle wants whatever the contestants do."""
+    given = _given(scenario, system, record=record)
+    for entry in entries:
+        if entry.contestant:
+            pickled = _pickled(entry)
+            for seed in range(seeds):
+                yield Task(**given, seed=seed, tuner=entry.name, plays=entry.name, pickled=pickled)
+        else:
+            for name, start, seed in oracle.first(scenario, entry.name, seeds):
+                yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def oracle_tasks(plan: Plan, out: Path, *, record: bool, system: str) -> Iterator[Task]:
+    """The runs that the oracles want next, when all others are in place."""
+    for scenario in plan.scenarios:
+        for entry in plan.entries_of[scenario.name]:
+            if not entry.contestant:
+                wanted = oracle.wanted(out, scenario, entry.name, list(plan.contestants), plan.counts[scenario.name])
+                for name, start, seed in wanted:
+                    given = _given(scenario, system, record=record)
+                    yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+
+
+def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
+    """What all tasks of a scenario have."""
+    given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
+    return given | {"system": system, "folder": "", "record": record}
+
+
+def _pickled(entry: Entry) -> bytes:
+    """The function that the entry holds, as bytes; b"" if it names one. Raises ValueError if it cannot be sent."""
+    if entry.given is None:
+        return b""
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(entry.given)
+    except Exception as error:
+        raise ValueError(
+            f"Cannot send tuner {entry.name!r} to other processes ({type(error).__name__}: {error}): it refers to something "
+            "that cannot be copied. Open files, locks and connections inside the function."
+        ) from None
+    return pickled

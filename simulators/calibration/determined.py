@@ -1,0 +1,139 @@
+"""Which constants a recording determines; the others are refused, with the measurement that would determine each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
+from simulators.calibration.model import Constants, Row
+
+__all__ = ["clearly_less", "field_of", "fit_determined", "fittable"]
+
+_WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
+_NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
+
+# The measurement that would determine each constant, in the order in which uncertain constants are dropped.
+_MEASUREMENTS: dict[str, str] = {
+    "apply_exponent": "the same job on one, two and many servers, with enough workers to keep all of them busy",
+    "delay_messages": "the same job with a link delayed and without, and how long the delay was",
+    "commit_seconds": "the same job on one, two and three servers, with few and with many workers",
+    "master_sample_seconds": "synchronous runs at two batch sizes or more, besides asynchronous ones at two",
+    "latency_seconds": "iterations with seconds of pulls and pushes, of a model small enough to take no time",
+    "service_bytes_per_second": "iterations with seconds of pulls while many workers pull from one server",
+    "serial_fraction": "two batch sizes under each of two counts of threads",
+    "step_seconds": "synchronous runs on one, two and many servers, or synchronous and asynchronous ones",
+    "message_seconds": "the same job on few and on many servers",
+    "apply_seconds": "the same job on one server with few and with many workers",
+    "transfer": "iterations with seconds of pulls and pushes, or runs with and without barriers on one and more servers",
+    "fixed_seconds": "two batch sizes at least, or two counts of threads",
+    "sample_seconds": "runs of at least one worker",
+}
+
+
+def fittable(rows: Sequence[Row], given: Constants, without: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """The constants that a fit of `rows` begins with, except `without`, and those that are refused at once, with reasons.
+
+    Transfers determine only the ratio of the model's size to the NIC's rate: that of the two is fitted which is not `given`.
+    """
+    transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
+    refused = {name: why for name, why in _not_measured(rows).items() if name not in without}
+    names = [name for name in _MEASUREMENTS if name not in refused and name not in without]
+    return [transfer if name == "transfer" else name for name in names], refused
+
+
+def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
+    """Constants whose knob did not vary, or whose time was not recorded, and the reason for each."""
+    vary = {name: len({getattr(r, name) for r in rows}) > 1 for name in ("intra_threads", "servers", "workers")}
+    vary["batch_size"] = len({size for r in rows for size in r.batches}) > 1
+    parts = any(r.has_parts for r in rows)
+    barrier = {r.barrier for r in rows}
+    refused = {}
+
+    def refuse(name: str, why: str) -> None:
+        refused[name] = f"{why}: record {_MEASUREMENTS[name]}"
+
+    if not (vary["batch_size"] or vary["intra_threads"]):
+        refuse("fixed_seconds", "neither batch size nor threads ever varied")
+    if not (vary["batch_size"] and vary["intra_threads"]):
+        refuse("serial_fraction", "batch size and threads did not both vary")
+    if len({r.delays for r in rows}) < 2:
+        refuse("delay_messages", "no link was delayed in some runs and not in others")
+    if not vary["servers"]:
+        refuse("message_seconds", "the number of servers never varied")
+    if not (vary["servers"] and vary["workers"]):
+        refuse("commit_seconds", "the numbers of servers and of workers did not both vary")
+    if not (vary["servers"] or vary["workers"] or parts):
+        refuse("apply_seconds", "neither workers nor servers ever varied, and pushes were not timed")
+    if len({r.servers for r in rows}) < 3:
+        refuse("apply_exponent", "there are fewer than three numbers of servers")
+    if not parts and not (barrier == {True, False} and vary["servers"] and vary["workers"]):
+        # At a barrier, pulls, pushes and updates of all workers follow each other; without one they overlap.
+        refuse("transfer", "transfers were not timed, and no runs with and without a barrier tell them")
+    if not parts:
+        refuse("latency_seconds", "transfers were not timed")
+        refuse("service_bytes_per_second", "transfers were not timed")
+    if True not in barrier or (barrier == {True} and len({r.servers for r in rows}) < 3):
+        refuse("step_seconds", "no synchronous runs on three numbers of servers, or beside asynchronous ones, were recorded")
+    if barrier != {True, False} or len({r.batch_size for r in rows if r.barrier}) < 2:
+        refuse("master_sample_seconds", "no synchronous runs of two batch sizes were recorded beside asynchronous ones")
+    return refused
+
+
+def field_of(name: str) -> str:
+    """The field of `Constants` whose default is 0, of a name in `_MEASUREMENTS`."""
+    return "model_bytes" if name == "transfer" else name
+
+
+def clearly_less(cost: float, other: float) -> bool:
+    """Whether a cost is less than another one by more than a search's path makes."""
+    return 1.02 * cost + LEAST_NOISE**2 < other
+
+
+def _measurement(name: str) -> str:
+    return _MEASUREMENTS["transfer" if name in ("model_bytes", "nic_bytes_per_second") else name]
+
+
+def fit_determined(
+    problem: TimesProblem, free: Sequence[str], refused: Mapping[str, str]
+) -> tuple[TimesSolution, dict[str, str]]:
+    """The fit of those `free` constants that the recording determines, and all refused constants with their reasons.
+
+    Uncertain constants are dropped one by one: the one whose absence increases the cost least; of several with about the
+    same increase, the first in the order of `_MEASUREMENTS`.
+    """
+    left, out = list(free), dict(refused)
+    if not problem.given.in_transfers and "latency_seconds" in left:
+        left.remove("latency_seconds")
+        out["latency_seconds"] = f"it is recorded with the seconds of computing: record {_measurement('latency_seconds')}"
+    solved = problem.corrected(problem.solve(left), rounds=1)
+    while len(left) > 1:
+        errors = solved.standard_errors()
+        doubtful = [name for name in left if errors[name] > _WIDE]
+        if not doubtful:
+            break
+        idle = [name for name in doubtful if problem.cost(solved.constants, name) <= solved.cost + LEAST_NOISE**2]
+        if len(idle) > 1 or (idle and len(doubtful) > 1):
+            # The cost does not rise even without fitting the others again, so no new fit is needed.
+            worst = idle[0]
+            out[worst] = _why_uncertain(solved, worst, errors[worst])
+            left.remove(worst)
+            solved = problem.dropping(solved, worst)
+            continue
+        without = {name: problem.solve([n for n in left if n != name], solved) for name in doubtful}
+        least = min(s.cost for s in without.values())
+        if least > _NEEDED * solved.cost + LEAST_NOISE:
+            break
+        worst = next(name for name in doubtful if without[name].cost <= 1.02 * least + LEAST_NOISE**2)
+        out[worst] = _why_uncertain(solved, worst, errors[worst])
+        left.remove(worst)
+        solved = without[worst]
+    return problem.corrected(solved), out
+
+
+def _why_uncertain(solved: TimesSolution, name: str, error: float) -> str:
+    if name in SHARES:
+        return f"it lies anywhere from 0 to 1: record {_measurement(name)}"
+    span = math.exp(min(1.96 * error, 50.0))
+    value = getattr(solved.constants, name)
+    return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_measurement(name)}"

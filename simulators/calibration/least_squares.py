@@ -1,0 +1,414 @@
+"""Least squares of the logarithms of recorded times: the search, and what its solution tells of errors.
+
+The closed form is fitted, corrected to the engine (`TimesProblem.corrected`): see `simulators.calibration.fit`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.stats import norm, t
+
+from simulators.calibration import closed_form
+from simulators.calibration.closed_form import Spans
+from simulators.calibration.discrepancy import Discrepancy, positions
+from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plant, simulated
+
+__all__ = [
+    "LEAST_NOISE",
+    "SHARES",
+    "Residual",
+    "TimesProblem",
+    "TimesSolution",
+    "coded",
+    "decoded",
+    "engine_mean",
+    "soft_cost",
+    "with_logs",
+]
+
+_FEW_SEEDS = 4  # of a row while the constants are searched for; the same ones every time, so that rounds can be compared
+_ROUNDS = 3  # of correcting the closed form to the engine
+_STEP = 1e-6  # of a logarithm, for derivatives
+_REACH = 7.0  # standard deviation of the prior, and half-width of the search interval, in logarithms
+SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
+_CONVERGED = 1e-8  # relative change of cost, and of constants, at which a search ends
+_EVALUATIONS = 100  # of one search, at most
+_DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
+LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
+_SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
+_UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
+_MOST = 0.975  # quantile of a constant's error; as it cannot be below 0, 95 % of what it may be are below
+_SATURATED = 0.99  # leverage of a single row above which its residual is 0 whatever its noise is
+_REDUNDANT = 0.05  # relative difference below which a cycle is the sum of its parts, and no measurement of its own
+_VISIBLE = 0.01  # a part of a cycle is fitted if it takes at least this share of the cycle
+
+
+class Residual(NamedTuple):
+    """The logarithm of a recorded cycle over the fitted one, corrected for the share of it that the fit has taken up."""
+
+    combination: tuple[str, int, int]  # of policy, workers and servers
+    barrier: bool
+    value: float
+
+
+class TimesProblem:
+    """The settings to fit, the median times recorded under each, and the engine's correction of the closed form."""
+
+    def __init__(self, rows: Sequence[Row], given: Constants, engine: bool = True, *, transfers_first: bool = False) -> None:
+        self.given = given
+        self.engine = engine
+        self.transfers_first = transfers_first  # the search starts where transfers, not updates, keep the servers busy
+        self.rows = rows
+        self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
+        every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
+        self.measured = np.array([_medians(each) for each in every])  # [n, 4], logarithms
+        self.spread = np.array([_standard_error(each[:, 3]) for each in every])  # of the medians of cycles
+        share = np.exp(np.where(np.isfinite(self.measured), self.measured, -np.inf) - self.measured[:, 3:])
+        self.visible = share > _VISIBLE
+        self.repetitions = np.array([len(each) for each in every])
+        self.values = [each[:, 3] for each in every]  # cycles of the rows of each setting, logarithms
+        summed = np.abs(share[:, :3].sum(axis=1) - 1) < _REDUNDANT
+        self.redundant = np.zeros_like(self.visible)  # cycles that their parts have told already
+        self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
+        self.correction = np.zeros_like(self.measured)
+
+    def guess(self, name: str) -> float:
+        """Where the search for a constant starts."""
+        return _guess(name, self.rows, self.given, transfers_first=self.transfers_first)
+
+    def begun_with(self, **values: Any) -> TimesProblem:
+        """The same problem, with other initial constants."""
+        made = copy(self)
+        made.given = replace(self.given, **values)
+        return made
+
+    def residuals(self, *several: Constants) -> NDArray[np.float64]:
+        """Logarithm of predicted over measured time, of the visible parts, [m]; for several constants one row each."""
+        off = np.log(self.closed_form_times(*several)) + self.correction - self.measured
+        visible: NDArray[np.float64] = np.clip(off[..., self.visible], -20, 20)
+        return visible
+
+    def derivatives(self, free: Sequence[str], at: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form."""
+        moved = [with_logs(self.given, free, at + step) for step in (np.zeros(len(at)), *(_STEP * np.eye(len(at))))]
+        here, *ahead = self.residuals(*moved)
+        slopes: NDArray[np.float64] = (np.stack(ahead, axis=1) - here[:, None]) / _STEP
+        return slopes
+
+    def cost(self, constants: Constants, without: str) -> float:
+        """The cost of least squares (soft L1), with one constant as it was given."""
+        return soft_cost(self.residuals(replace(constants, **{without: getattr(self.given, without)})))
+
+    def dropping(self, solved: TimesSolution, name: str) -> TimesSolution:
+        """The solution without one constant, with the others unchanged."""
+        kept = [i for i, free in enumerate(solved.free) if free != name]
+        free, jacobian = tuple(solved.free[i] for i in kept), solved.jacobian[:, kept]
+        return replace(solved, free=free, at=solved.at[kept], jacobian=jacobian)
+
+    def closed_form_times(self, *several: Constants) -> NDArray[np.float64]:
+        """The times of the closed form for each setting, [n, 4]; for several constants, [c, n, 4]."""
+        plants = [plant(constants, r) for constants in several for r in self.settings]
+        whole = closed_form.spans(plants, [r.barrier for r in self.settings] * len(several))
+        each = [Spans(*part) for part in np.stack(whole).reshape(4, len(several), -1).swapaxes(0, 1)]
+        found = np.stack([_observed(c, self.settings, s) for c, s in zip(several, each, strict=True)])
+        return found if len(several) > 1 else found[0]
+
+    def solve(self, free: Sequence[str], near: TimesSolution | None = None) -> TimesSolution:
+        """The least-squares fit of the constants `free`, started at `near` if given.
+
+        Each constant is drawn to its guess, as by a prior whose standard deviation is a factor of e^7: too weak to be felt
+        by a constant that the rows determine. Without it, the cost is flat along the others, and the last bits of a
+        logarithm, which processors round differently, decided where a search ended. What is left of that is rounded away
+        before the engine sees it: its means change by their noise where constants change at all.
+        """
+        guess = np.array([coded(name, self.guess(name)) for name in free])
+        start = guess if near is None else np.array([coded(name, getattr(near.constants, name)) for name in free])
+        prior = _SCALE / _REACH * np.eye(len(free))
+        found = least_squares(
+            lambda at: np.concatenate([self.residuals(with_logs(self.given, free, at)), prior @ (at - guess)]),
+            start,
+            jac=lambda at: np.concatenate([self.derivatives(free, at), prior]),
+            bounds=(np.minimum(start, guess) - _REACH, np.maximum(start, guess) + _REACH),
+            loss="soft_l1",
+            f_scale=_SCALE,
+            max_nfev=_EVALUATIONS,
+            ftol=_CONVERGED,
+            xtol=_CONVERGED,
+            gtol=_CONVERGED,
+        )
+        data = slice(0, len(found.fun) - len(free))
+        at, off = found.x.round(_DECIMALS), found.fun[data]
+        return TimesSolution(self, tuple(free), at, found.jac[data], off, soft_cost(off))
+
+    def corrected(self, solved: TimesSolution, rounds: int | None = None) -> TimesSolution:
+        """The fit with the closed form corrected to the engine, in so many `rounds`; as it is without an engine."""
+        if not self.engine:
+            return solved
+        for _ in range(_ROUNDS if rounds is None else rounds):
+            found = [engine_mean(solved.constants, r, _FEW_SEEDS) for r in self.settings]
+            simulated_times = Spans(*np.array([e.spans for e in found]).T)
+            wanted = _observed(solved.constants, self.settings, simulated_times)
+            ratio = np.log(wanted / self.closed_form_times(solved.constants))
+            self.correction = np.where(np.isfinite(ratio), ratio, 0.0)
+            solved = self.solve(solved.free, solved)
+        return solved
+
+
+@dataclass(frozen=True, slots=True)
+class TimesSolution:
+    """A solution of least squares."""
+
+    problem: TimesProblem
+    free: tuple[str, ...]
+    at: NDArray[np.float64]  # logarithms, see `coded`
+    jacobian: NDArray[np.float64]
+    residuals: NDArray[np.float64]
+    cost: float
+
+    @property
+    def constants(self) -> Constants:
+        return with_logs(self.problem.given, self.free, self.at)
+
+    @property
+    def _spare(self) -> int:
+        """Degrees of freedom."""
+        return max(len(self.residuals) - len(self.free), 1)
+
+    @property
+    def _noise(self) -> float:
+        """Standard deviation of a residual."""
+        squares = np.minimum(self.residuals**2, (3 * _SCALE) ** 2)
+        return max(math.sqrt(float(squares.sum()) / self._spare), float(np.median(self.problem.spread)), LEAST_NOISE)
+
+    def alternatives(self, refused: Iterable[str]) -> list[Constants]:
+        """The constants with one of the `refused` ones as large as it may be (95 %), for each whose default is 0.
+
+        The others are fitted to that. How large it may be is told by a linear model, at most `_UNKNOWN` guesses, and halved
+        until the rows do not contradict the result.
+        """
+        kept = self.constants
+        return [self._with_more(name) for name in refused if getattr(kept, name) == 0 and name not in self.free]
+
+    def _with_more(self, name: str) -> Constants:
+        guess = self.problem.guess(name)
+        step = 1e-3 * guess
+        more: dict[str, Any] = {name: step}
+        here, moved = self.problem.residuals(self.constants, replace(self.constants, **more))
+        by = (moved - here) / step
+        # What the other constants cannot make up for.
+        alone = by - self.jacobian @ (np.linalg.pinv(self.jacobian, rcond=1e-9) @ by)
+        far = self._noise * float(t.ppf(_MOST, self._spare))
+        value = min(far / max(float(np.linalg.norm(alone)), 1e-300), _UNKNOWN * guess)
+        while True:
+            other = self.problem.begun_with(**{name: value}).solve(self.free, self)
+            if other.cost - self.cost <= far**2 / 2 or value < step:
+                return other.constants
+            value /= 2
+
+    def standard_errors(self) -> dict[str, float]:
+        """Standard errors of the logarithms; huge where the data do not determine a constant."""
+        # The small diagonal keeps the matrix invertible where a column of the Jacobian is 0.
+        information = self.jacobian.T @ self.jacobian + 1e-12 * np.eye(len(self.free))
+        errors = self._noise * np.sqrt(np.maximum(np.diag(np.linalg.inv(information)), 0.0))
+        return dict(zip(self.free, map(float, errors), strict=True))
+
+    def resampled(self, resamples: int) -> NDArray[np.float64]:
+        """The logarithms of the constants under each resample of a wild bootstrap, [resamples, k].
+
+        The residuals of each setting keep or change their sign at random, noise of the recorded median is added, and one
+        Gauss-Newton step fits the result.
+        """
+        # Signs are drawn instead of settings: a setting that alone determines a constant must never be left out.
+        rng = np.random.default_rng(0)
+        spare = math.sqrt(len(self.residuals) / max(len(self.residuals) - len(self.free), 1))
+        signs = rng.choice((-1.0, 1.0), (resamples, len(self.problem.settings)))
+        noise = rng.standard_normal(signs.shape) * np.maximum(self.problem.spread, LEAST_NOISE)
+        owner = self._owner
+        steps = (signs[:, owner] * self.residuals * spare + noise[:, owner]) @ np.linalg.pinv(self.jacobian, rcond=1e-9).T
+        return np.asarray(self.at + np.clip(steps, -9, 9))
+
+    def intervals(self, drawn: NDArray[np.float64]) -> dict[str, tuple[float, float] | None]:
+        """95 % percentile intervals of `resampled` constants; None without a degree of freedom, and for no resamples.
+
+        A bootstrap of few settings is too narrow: the distance from the fitted value is multiplied as that of a
+        cluster-robust interval is, whose quantile is Student's with one degree less than settings (Cameron and Miller 2015,
+        A practitioner's guide to cluster-robust inference, Section VI).
+        """
+        if not len(drawn):
+            return dict.fromkeys(self.free)
+        unsure, count = self._without_freedom(), len(self.problem.settings)
+        few = math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1) / norm.ppf(0.975)) if count > 1 else 1.0
+        ends = self.at + few * (np.percentile(drawn, [2.5, 97.5], axis=0) - self.at)
+        return {
+            n: None if n in unsure else (decoded(n, float(a)), decoded(n, float(b)))
+            for n, a, b in zip(self.free, *ends, strict=True)
+        }
+
+    @property
+    def _owner(self) -> NDArray[np.int64]:
+        """The setting of each residual, [m]."""
+        return np.nonzero(self.problem.visible)[0]
+
+    def _saturated(self) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Whether a residual tells nothing of errors, [m], and how much each constant follows each residual, [k, m].
+
+        A residual that one row alone decides is 0, or nearly so, whatever the noise of that row is: it takes up a degree of
+        freedom. And where a cycle is the sum of its recorded parts, it is no measurement of its own.
+        """
+        own = ~self.problem.redundant[self.problem.visible]
+        follows = np.zeros((len(self.free), len(self.residuals)))
+        follows[:, own] = np.linalg.pinv(self.jacobian[own], rcond=1e-9)
+        leverage = np.einsum("mk,km->m", self.jacobian, follows)
+        return ~own | (leverage / self.problem.repetitions[self._owner] > _SATURATED), follows
+
+    def _without_freedom(self) -> set[str]:
+        """Constants of which saturated residuals decide more than half of the variance, and those that nothing decides."""
+        saturated, follows = self._saturated()
+        total = (follows**2).sum(axis=1)
+        share = (follows[:, saturated] ** 2).sum(axis=1)
+        return {name for name, mine, all_ in zip(self.free, share, total, strict=True) if not mine < all_ / 2}
+
+    def _by_combination(self, power: float) -> Iterator[tuple[tuple[str, int, int], NDArray[np.bool_], NDArray[np.float64]]]:
+        """Of each combination: which residuals are its own, [m], and these, times (I - H) to the `power`; H as below."""
+        hat = self.jacobian @ np.linalg.pinv(self.jacobian, rcond=1e-9)
+        combinations = [s.combination for s in self.problem.settings]
+        for combination in dict.fromkeys(combinations):
+            mine = np.array([combinations[i] == combination for i in self._owner])
+            values, vectors = np.linalg.eigh(np.eye(int(mine.sum())) - hat[np.ix_(mine, mine)])
+            factor = (vectors * np.clip(values, 1 - _SATURATED, 1.0) ** power) @ vectors.T
+            yield combination, mine, factor @ self.residuals[mine]
+
+    def left_out_costs(self) -> NDArray[np.float64]:
+        """Of each combination, [c]: the cost of its residuals had it been left out of the fit.
+
+        That is (I - H)^(-1) times its residuals, for a linear model (Cook and Weisberg 1982, Residuals and Influence in
+        Regression, Section 2.2).
+        """
+        return np.array([soft_cost(residuals) for _, _, residuals in self._by_combination(-1.0)])
+
+    def adjusted_residuals(self) -> tuple[Residual, ...]:
+        """Of every row: the residual of its setting, times (I - H)^(-1/2) of its combination, and its own distance from it.
+
+        H is the block of the hat matrix that belongs to one policy, number of workers and number of servers (Bell and
+        McCaffrey 2002, Bias reduction in standard errors for linear regression with multi-stage samples, Section 3).
+        """
+        problem, owner = self.problem, self._owner
+        saturated, _ = self._saturated()
+        cycle = np.nonzero(problem.visible)[1] == 3
+        found = []
+        for combination, mine, adjusted in self._by_combination(-0.5):
+            for k, i in enumerate(np.nonzero(mine)[0]):
+                if not cycle[i] or saturated[mine & (owner == owner[i])].all():
+                    continue
+                logs = problem.values[owner[i]]
+                away = logs - np.median(logs) - adjusted[k]
+                found += [Residual(combination, problem.settings[owner[i]].barrier, float(v)) for v in away]
+        return tuple(found)
+
+    def discrepancy(self) -> Discrepancy:
+        """What the process of a discrepancy sees: the cycles; what their parts tell of the constants is known beforehand."""
+        problem, owner = self.problem, self._owner
+        cycle = np.nonzero(problem.visible)[1] == 3
+        slopes = problem.derivatives(self.free, self.at)
+        off = np.minimum(self.residuals[~cycle] ** 2, (3 * _SCALE) ** 2)
+        noise = max(float(off.mean()) if len(off) else 0.0, LEAST_NOISE**2)
+        information = slopes[~cycle].T @ slopes[~cycle] / noise + np.eye(len(self.free)) / _REACH**2
+        settings = [problem.settings[i] for i in owner[cycle]]
+        apart = np.concatenate([logs - np.median(logs) for logs in problem.values])
+        return Discrepancy(
+            positions(settings),
+            np.array([s.barrier for s in settings]),
+            slopes[cycle],
+            self.residuals[cycle],
+            np.linalg.inv(information),
+            float(np.mean(apart**2)),
+        )
+
+
+def soft_cost(residuals: NDArray[np.float64]) -> float:
+    """The cost of least squares with soft L1."""
+    return float(_SCALE**2 * np.sum(np.sqrt(1 + (residuals / _SCALE) ** 2) - 1))
+
+
+def _medians(logs: NDArray[np.float64]) -> list[float]:
+    """The median of each column, without missing values; nan for a column without values."""
+    kept = [column[np.isfinite(column)] for column in logs.T]
+    return [float(np.median(column)) if len(column) else math.nan for column in kept]
+
+
+def _standard_error(logs: NDArray[np.float64]) -> float:
+    """Standard error of the median, from the median absolute deviation; 0 for one value."""
+    distance = float(np.median(np.abs(logs - np.median(logs))))
+    return 1.4826 * 1.2533 * distance / math.sqrt(len(logs))
+
+
+def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArray[np.float64]:
+    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages belong to transfers or to computing."""
+    table = np.stack(spans, axis=1)
+    if constants.in_transfers:
+        moved = np.array([constants.overhead_seconds(r) for r in rows])
+        table = table + np.stack([-moved, moved / 2, moved / 2, 0 * moved], axis=1)
+    return np.maximum(table, 1e-12)
+
+
+def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first: bool) -> float:
+    """A start value of the right order of magnitude."""
+    cycle = float(np.median([r.cycle_seconds for r in rows]))
+    compute = float(np.nanmedian([r.compute_seconds if r.has_parts else 0.5 * r.cycle_seconds for r in rows]))
+    batch = float(np.median([r.batch_size for r in rows]))
+    servers, workers = max(r.servers for r in rows), max(r.workers for r in rows)
+    # The fastest recorded pull had the links for itself; a push takes longer than a pull by the apply.
+    pulls = [r.pull_seconds * 32 / r.transfer_bits for r in rows if r.pull_seconds > 0]
+    alone = min(pulls) if pulls else 0.02 * cycle
+    longer = [r.push_seconds - r.pull_seconds for r in rows if r.push_seconds > r.pull_seconds > 0]
+    apply = float(np.median(longer)) if longer else (0.02 if pulls else 0.3 / workers) * cycle
+    if transfers_first:
+        alone, apply = apply, alone
+    guesses: dict[str, float] = {
+        "fixed_seconds": 0.3 * compute,
+        "sample_seconds": 0.7 * compute / batch,
+        "serial_fraction": 0.1,
+        "message_seconds": 0.05 * compute / servers,
+        "latency_seconds": 0.05 * alone,
+        "model_bytes": alone * given.nic_bytes_per_second,
+        "nic_bytes_per_second": given.model_bytes / max(alone, 1e-9),
+        "service_bytes_per_second": 3 * (given.model_bytes or alone * given.nic_bytes_per_second) / max(alone, 1e-9),
+        "apply_seconds": apply,
+        "apply_exponent": 0.8,
+        "commit_seconds": 0.3 * apply / servers,
+        "delay_messages": given.delay_messages,
+        "step_seconds": 0.02 * cycle,
+        "master_sample_seconds": 0.02 * cycle / batch / workers,
+    }
+    return guesses[name]
+
+
+def coded(name: str, value: float) -> float:
+    """The logarithm of a constant; of a share in [0, 1], that of its odds."""
+    return math.log(value / (1 - value)) if name in SHARES else math.log(max(value, 1e-12))
+
+
+def decoded(name: str, code: float) -> float:
+    """The constant of which `coded` gives `code`."""
+    return 1 / (1 + math.exp(-code)) if name in SHARES else math.exp(code)
+
+
+def with_logs(base: Constants, free: Sequence[str], at: NDArray[np.float64]) -> Constants:
+    """The constants `base` with those in `free` as their logarithms `at` tell, [k]."""
+    values: dict[str, Any] = {name: decoded(name, float(x)) for name, x in zip(free, at, strict=True)}
+    return replace(base, **values)
+
+
+@cache
+def engine_mean(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
+    """`simulated`, once for the same arguments."""
+    return simulated(constants, row, seeds)

@@ -1,0 +1,27 @@
+"""What has happened in a branch since its last window. The next window reports it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulators.engine import loop
+from tuners.actions import Cost
+
+__all__ = ["NO_RECORDS", "Unreported"]
+
+NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
+
+
+class Unreported:
+    """What the next window reports beside its own pushes; at first nothing."""
+
+    def __init__(self, nodes: int, blocks: int) -> None:
+        self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.inputs.served`
+        self.rows = np.zeros(blocks)  # of each block of embedding tables, in pushes
+        self.records = NO_RECORDS  # [n, 11] of pushes outside of a window
+        self.seconds = 0.0  # how long these took; the next window begins so much earlier
+        self.changes: list[Cost] = []  # of reconfigurations and checkpoints
+
+    def add_records(self, records: NDArray[np.float64]) -> None:
+        self.records = np.concatenate([self.records, records])

@@ -1,0 +1,101 @@
+"""How links are shared is chosen from a recording, and the user's word comes first."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from harness.cli.calibrate import initial_constants, links_left_open
+from simulators.calibration import model
+from simulators.calibration.fit import fit_all
+from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose
+from simulators.calibration.model import Constants, Row, simulated
+from simulators.calibration.recordings import Recording
+
+TRUE = Constants(
+    cores=1,
+    model_bytes=5e6,
+    nic_bytes_per_second=1e8,
+    fixed_seconds=0.02,
+    sample_seconds=0.002,
+    apply_seconds=0.01,
+    jitter=0.1,
+)
+GIVEN = {"toy": Constants(cores=1, nic_bytes_per_second=1e8)}
+GRID = [(policy, workers, servers) for policy in ("bsp", "asp") for workers in (2, 5) for servers in (1, 2)]
+OPEN = {"cores": 1, "model_bytes": 0.0, "nic": None, "jitter": 0.1, "discipline": None, "control_queue": None}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
+        monkeypatch.setattr(model, name, value)
+
+
+def recorded(links):
+    """A recording of a job whose links are shared so."""
+    made = []
+    for i, (policy, workers, servers) in enumerate(GRID):
+        row = Row("run", "toy", workers, servers, 1.0, (16, 48)[i % 2 ^ i // 2 % 2], policy=policy, machines=7)
+        spans = simulated(links.put_into(TRUE), row).spans
+        parts = {f"{name}_seconds": float(getattr(spans, name)) for name in ("compute", "pull", "push", "cycle")}
+        made.append(replace(row, pushes=100, **parts))
+    return made
+
+
+@pytest.mark.parametrize("true", [FORMS[0], Sharing("uneven", 1.0)])
+def test_the_form_of_a_recording_is_chosen_from_it(true):
+    made = choose({"toy": recorded(true)}, GIVEN, FORMS)
+    assert made.links == true
+    assert all(rival.error > made.error for rival in made.rivals)
+    assert next(rival for rival in made.rivals if rival.links.discipline != true.discipline).worse
+
+
+def test_the_chosen_form_is_that_of_the_fit():
+    true = Sharing("uneven", 0.0)
+    found = fit_all(recorded(true), GIVEN, links=FORMS[:2], resamples=0)["toy"]
+    assert (found.constants.discipline, found.choice.links) == ("uneven", true)
+    told = fit_all(recorded(true), {"toy": true.put_into(GIVEN["toy"])}, resamples=0)["toy"]
+    assert (found.constants, told.choice) == (told.constants, None)
+
+
+def test_nothing_is_chosen_where_transfers_are_not_known():
+    totals = [
+        replace(r, compute_seconds=float("nan"), pull_seconds=float("nan"), push_seconds=float("nan"))
+        for r in recorded(FORMS[0])
+    ]
+    assert choose({"toy": totals}, GIVEN, FORMS) is None
+    assert fit_all(totals, GIVEN, links=FORMS, resamples=0)["toy"].choice is None
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ({}, FORMS),
+        ({"discipline": "uneven"}, (Sharing("uneven", 0.0), Sharing("uneven", 1.0))),
+        ({"control_queue": 0.0}, (Sharing("maxmin", 0.0), Sharing("uneven", 0.0))),
+        ({"control_queue": 0.5}, (Sharing("maxmin", 0.5), Sharing("uneven", 0.5))),
+        ({"discipline": "uneven", "control_queue": 1.0}, (Sharing("uneven", 1.0),)),
+    ],
+)
+def test_what_the_user_says_is_not_chosen(said, left):
+    options = argparse.Namespace(**OPEN | said)
+    assert links_left_open(options) == left
+    recording = Recording(tuple(recorded(FORMS[0])), None, (), (), (), ())
+    given = initial_constants(recording, options)["toy"]
+    assert (given.discipline, given.control_queue) == left[0]
+
+
+def test_a_choice_says_how_clear_it_is():
+    made = SharingChoice(
+        Sharing("uneven", 1.0),
+        0.041,
+        (OtherSharing(Sharing("maxmin", 0.0), 0.072, worse=True), OtherSharing(Sharing("uneven", 0.0), 0.042, worse=False)),
+    )
+    assert str(made) == (
+        "links: uneven, control queue 1, chosen by the error of rows that are left out, 4.1%; "
+        "clearly more otherwise: 7.2% (maxmin, control queue 0); "
+        "not clearly more otherwise: 4.2% (uneven, control queue 0)"
+    )
