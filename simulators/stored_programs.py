@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SIMPLE_CODE = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-"""For XLA: generate code without MLIR, which it else sets up anew for each fused kernel of a program, and as one module in
-place of up to 32. To compile the engine takes 0.5 to 0.6 of the CPU time so. Results have the same bytes (measured: of 24
-functions of JAX all but the cubic root, which no program here uses). At LLVM's first level, a tenth less would be left, but
-one of 30 programs made other bytes."""
+"""For XLA: generate code without MLIR, which it else sets up anew for each fused kernel of a program; the engine compiles
+in 0.6 to 0.7 of the CPU time so. And as one module in place of up to 32, which takes about an eighth off that. Results have
+the same bytes (measured: of 24 functions of JAX all but the cubic root, which no program here uses). At LLVM's first level,
+which is faster still, a program of `boat-digits` makes other bytes."""
 
 _MOST_SIMPLE_BYTES = 2**20
 """Of results, up to which code is simple. With 32 workers, a push of a model of 650 parameters takes as long as else, one of
