@@ -78,7 +78,7 @@ class SharingChoice:
 def choose(
     rows: Mapping[str, Sequence[Row]], given: Mapping[str, Constants], forms: Sequence[Sharing], without: Sequence[str] = ()
 ) -> SharingChoice | None:
-    """The form with the least error over all workloads; None where transfers were not timed in any of them.
+    """The form with the least error over all workloads; None where no parts of cycles were timed in any of them.
 
     Rows and initial constants are by workload; constants in `without` stay as given. It costs an engine's pass over the
     settings for each further form, twice, beside one fit of the first form.
