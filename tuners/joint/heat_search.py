@@ -130,7 +130,7 @@ class HeatSearch:
         noise, and a lucky window would choose a heat that learns nothing.
         """
         training, heat = self._training, self._heat
-        # Where the job has not validated yet, the first validation is compared with the untrained model's.
+        # Where the job has not validated yet, its first validation is compared with the untrained model, whose level is 0.
         best, noise, validated, kept = seen.level, seen.noise, min(seen.validated, 0.0), (yield from training.snapshot())
         setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
@@ -149,10 +149,8 @@ class HeatSearch:
             seen = yield from training.glance()
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
-            # The first validation of all is held against the untrained model, whose level is 0.
-            worse = math.isfinite(seen.validated) and seen.validated > min(validated, 0.0) + HELPED_NATS / 2 + drop
-            told = math.isfinite(validated) and seen.validated < validated - HELPED_NATS
-            better = told or (seen.level < best and not worse)
+            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2 + drop
+            better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:
                 fallen = best - seen.level

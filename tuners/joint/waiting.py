@@ -2,10 +2,10 @@
 
 Nobody waits, as long as that learns well: it has the most pushes per second, and at a low rate an old gradient is as good
 as a new one. Near the edge of stability it is not: of k workers that do not wait, a gradient is k - 1 updates old, and
-makes the model swing: by then, a job may need several times as many pushes. So does a model whose validated losses do not
-clearly fall. Then half as many gradients count at once, from the best model; and half of these where the level then stands
-still: none of the newest half of its windows is as low as one before. Where nothing is learned, an eighth, from the
-untrained model.
+makes the model swing, so that a job may need several times as many pushes. A model swings if its validated losses do not
+clearly fall. Then half as many gradients count at once, from the best model; and half of these again where the level stands
+still, that is, where none of the newest half of its windows is as low as one before. Where nothing is learned, an eighth of
+the gradients count, from the untrained model.
 
 A gradient that is older than that is dropped (`discard`), and nobody waits for anybody: validations stay as frequent as they
 were, and workers do not pull at one time. But slow workers' gradients are dropped more often. Where workers' data differ, so
@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from tuners.actions import Job, Setting
-from tuners.joint.learning_model import HELPED_NATS
+from tuners.joint.learning_model import HELPED_NATS, slope
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
 from tuners.settings import BOUNDED
 
@@ -50,10 +50,10 @@ _DIFFER, _DIFFER_IF_DROPPED = 0.2, 0.5
 
 def clearly_falls(values: Sequence[float]) -> bool:
     """Whether the line through three `values` or more falls by more than two standard errors."""
-    since, y = np.arange(len(values)) - (len(values) - 1) / 2, np.array(values)
-    slope = float(np.sum(since * y) / np.sum(since**2))
-    noise = math.sqrt(float(np.sum((y - y.mean() - slope * since) ** 2)) / (len(y) - 2))
-    return -slope > 2 * noise / math.sqrt(float(np.sum(since**2)))
+    times, y = range(len(values)), np.array(values)
+    drift, since = slope(times, values), np.array(times) - (len(y) - 1) / 2
+    noise = math.sqrt(float(np.sum((y - y.mean() - drift * since) ** 2)) / (len(y) - 2))
+    return -drift > 2 * noise / math.sqrt(float(np.sum(since**2)))
 
 
 def stands_still(levels: Sequence[float], patience: int) -> bool:
