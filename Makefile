@@ -15,7 +15,7 @@ COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL PIP_CON
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file requirements.txt pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup try compare test suite lint types check bench pins clean
+.PHONY: help setup try compare test suite slow lint types check bench pins clean
 
 help: ## list what can be made
 	@echo 'Usage: make TARGET [PYTHON=python3] [JOBS=2] [ARGS="..."]'
@@ -53,6 +53,9 @@ check: lint types
 # With JOBS processes, and mypy beside them, which has one: all cores are busy from the beginning.
 suite: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(ARGS)
+
+slow: setup ## tests that take long: whole simulations of what tuners and papers claim
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal -q $(ARGS)
 
 lint: setup ## style: ruff check and ruff format
 	$(BIN)/ruff check .
