@@ -31,27 +31,26 @@ def publish(
     settings, which are most of its bytes, are left out, and the host's times are summed per tuner.
 
     With `onto`, a published site, its tuners are shown beside those of `folder`, as an overview. The runs of the tuners
-    `replaced` are those of `folder` (`reports.output.extension`).
+    `replaced` are those of `folder`, where it has any (`reports.output.extension`).
 
     Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, where `out` is there already, or
     where the runs of `folder` do not fit to those of `onto`.
     """
     if replaced and onto is None:
         raise ValueError("Cannot replace tuners of no site: name one with --onto.")
-    results = load_results(folder)
-    if (missing := _missing(results)) is not None:
-        raise ValueError(
-            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
-            "`harness compare --resume`."
-        )
     if out.exists():
         raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
-    scenarios = texts(folder)
+    results, scenarios = load_results(folder), texts(folder)
     hosts = _host_by_tuner(folder / "host.csv")
     if onto is not None:
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
         hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
         only_overview = True
+    if (missing := _missing(results)) is not None:
+        raise ValueError(
+            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
+            "`harness compare --resume`."
+        )
     table = summary(results)
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)

@@ -111,6 +111,30 @@ def test_runs_that_differ_are_refused_until_they_are_replaced(site, tmp_path):
     assert set(later.select("tuner", "seed").rows()) == {("cruise", 0)}
 
 
+def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tmp_path):
+    """Two folders merged, one of which has more tuners than the other. Before, this was refused as unfinished."""
+    folder = changed(changed(mine(tmp_path, tuners=("fixed", "cruise", "joint")), "cruise"), "joint")
+    results = store.load_results(folder)
+    played = (pl.col("tuner") != "cruise") | (pl.col("scenario") == "home")
+    store.write(results.scores.filter(played), folder / "scores.parquet", SCORES)
+    publish(folder, tmp_path / "out", onto=site, replaced=["cruise"])
+    found, keys = scores(tmp_path / "out"), ["scenario", "tuner", "seed"]
+    both = found.join(scores(site), on=keys)
+    assert found.height == scores(site).height + 6
+    later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
+    assert later.select(keys).rows() == [("home", "cruise", 0)]
+
+
+def test_a_new_tuner_that_was_played_on_some_scenarios_is_unfinished(site, tmp_path):
+    folder = mine(tmp_path)
+    results = store.load_results(folder)
+    played = (pl.col("tuner") != "joint") | (pl.col("scenario") == "home")
+    store.write(results.scores.filter(played), folder / "scores.parquet", SCORES)
+    with pytest.raises(ValueError, match="it is unfinished; there is no run of joint on away with seed 0"):
+        publish(folder, tmp_path / "out", onto=site)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_differs_in_the_last_digits_only_is_alike(site, tmp_path):
     publish(changed(mine(tmp_path), "fixed", seconds=1e-7), tmp_path / "out", onto=site)
     assert scores(tmp_path / "out").height == scores(site).height + 6
