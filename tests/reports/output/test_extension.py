@@ -1,6 +1,7 @@
 """A new tuner beside the tuners of a published site: joined only where both were computed alike."""
 
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -123,6 +124,14 @@ def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tm
     assert found.height == scores(site).height + 6
     later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
     assert later.select(keys).rows() == [("home", "cruise", 0)]
+
+
+def test_a_site_may_lack_runs_of_tuners_that_do_not_apply(site, tmp_path):
+    older = shutil.copytree(site, tmp_path / "older")
+    kept = (pl.col("tuner") != "cruise") | (pl.col("scenario") == "home")
+    store.write(scores(site).filter(kept), older / "tables" / "scores.parquet", SCORES)
+    publish(mine(tmp_path), tmp_path / "out", onto=older)
+    assert scores(tmp_path / "out").height == scores(site).height - 3 + 6
 
 
 def test_a_new_tuner_that_was_played_on_some_scenarios_is_unfinished(site, tmp_path):
