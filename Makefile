@@ -45,7 +45,7 @@ try: setup ## a first answer: five tuners, three seeds, a few seconds of computi
 compare: setup ## score every tuner on the default scenario; ARGS goes to `harness compare`
 	$(BIN)/harness compare --tuners all $(ARGS)
 
-test: setup ## every check and every test
+test: setup ## every check, and every test but those that take long
 	@$(MAKE) --no-print-directory --jobs 2 check suite
 
 check: lint types
