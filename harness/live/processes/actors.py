@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,20 +48,22 @@ class Endpoint:
             from harness.live.transport.ray_calls import RayTransport
 
             return RayTransport(self.actor, inbox)
-        from harness.live.processes.emulated_links import in_network
-        from harness.live.transport.zeromq import ZmqTransport
-
         host: str = self.host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        # Only root can enter a network that the job has made for a node; no other machine, and no other user, reaches it.
-        end = partial(ZmqTransport, host, keys=keys, share=self.transport == "zmq", private=bool(self.network))
+        end: Callable[..., Transport]
+        if self.network:
+            from harness.live.processes.emulated_links import in_network
+            from harness.live.transport.plain_tcp import PlainTcp
 
-        def opened() -> Transport:
-            try:
-                return end(port)
-            except ValueError:
-                return end()
+            # Only root can enter a network that the job has made for a node; no other machine or user reaches it.
+            end = partial(PlainTcp, host, opened=partial(in_network, self.network, socket.socket))
+        else:
+            from harness.live.transport.zeromq import ZmqTransport
 
-        return in_network(self.network, opened)
+            end = partial(ZmqTransport, host, keys=keys, share=self.transport == "zmq")
+        try:
+            return end(port)
+        except ValueError:
+            return end()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 
-from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
+from harness.live.protocol.wire import Buffer, Unreadable
+from harness.live.transport.framing import MOST_BUFFERS, head_and_bytes, head_bytes, sizes_in
+from harness.live.transport.outlets import Outlets
 
 __all__ = ["TICKET_BYTES", "UnixSockets"]
 
@@ -32,9 +33,6 @@ _PACKET_BYTES = 2**16  # the kernel finds memory for longer ones less easily
 _LINE_BYTES = 2**20  # on their way to one peer, as far as the system allows; the rest waits until this process receives
 _WAITING_PACKETS = 10_000  # to one peer; then messages to it are dropped
 _WAITING_CALLERS = 256  # who have not proved who they are; then the first of them is dropped
-_MOST_FRAMES = 8000  # of a message: their sizes are in one packet
-_MOST_BUFFERS = 1000  # of a packet; the kernel takes 1024 at once
-_COUNT = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("iII")  # of the other end (SO_PEERCRED): process, user, group
 
 
@@ -49,16 +47,9 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-@lru_cache(maxsize=64)
-def _head_of(count: int) -> struct.Struct:
-    """How a message of so many frames begins: their number, and their sizes."""
-    return struct.Struct(f"<I{count}Q")
-
-
 def _packets(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
-    sizes = [byte_count(frame) for frame in frames]
-    head = _head_of(len(sizes)).pack(len(sizes), *sizes)
-    if len(head) + sum(sizes) <= _PACKET_BYTES and len(frames) < _MOST_BUFFERS:
+    head, size = head_and_bytes(frames)
+    if size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS:
         return [[head, *frames]]
     packets: list[Sequence[Buffer]] = [[head]]
     for frame in frames:
@@ -72,7 +63,7 @@ class _LineOut:
 
     def __init__(self, name: str, process: int, ticket: bytes) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
+        self._waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
         try:
             self.socket.setblocking(False)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
@@ -83,27 +74,32 @@ class _LineOut:
             self.socket.close()
             raise
 
+    @property
+    def waits(self) -> bool:
+        """Whether packets wait."""
+        return bool(self._waiting)
+
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send a message, or let it wait. Returns False, and drops it, if too many wait."""
-        if len(self.waiting) >= _WAITING_PACKETS:
+        if len(self._waiting) >= _WAITING_PACKETS:
             return False
         packets, sent = _packets(frames), 0
-        if not self.waiting:
+        if not self._waiting:
             try:
                 for packet in packets:
                     self.socket.sendmsg(packet)
                     sent += 1
             except BlockingIOError:
                 pass  # the kernel has no room now
-        self.waiting.extend(packets[sent:])
+        self._waiting.extend(packets[sent:])
         return True
 
     def flush(self) -> None:
         """Send what waits, as far as the kernel has room."""
         with suppress(BlockingIOError):
-            while self.waiting:
-                self.socket.sendmsg(self.waiting[0])
-                self.waiting.popleft()
+            while self._waiting:
+                self.socket.sendmsg(self._waiting[0])
+                self._waiting.popleft()
 
 
 class _LineIn:
@@ -118,20 +114,16 @@ class _LineIn:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
-        if len(packet) < _COUNT.size or not 0 < (count := _COUNT.unpack_from(packet)[0]) <= _MOST_FRAMES:
-            raise Unreadable("Cannot read a message without its number of frames.")
-        head = _head_of(count)
-        at = head.size
-        if len(packet) < at:
+        if (sizes := sizes_in(packet)) is None:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
-        sizes = head.unpack_from(packet)[1:]
+        at = head_bytes(sizes)
         if len(packet) == at + sum(sizes):
             frames = []
             for size in sizes:
                 frames.append(bytes(packet[at : at + size]))  # a copy: the next packet takes the place of this one
                 at += size
             return frames
-        if len(packet) != at or max(sizes) > LARGEST_BYTES:
+        if len(packet) != at:
             raise Unreadable(f"Cannot read a message of {sum(sizes)} bytes, of which {len(packet) - at} came.")
         self._frames, self._filled = [bytearray(size) for size in sizes], [0, 0]
         return None
@@ -166,8 +158,7 @@ class UnixSockets:
         self._events = select.epoll()
         self._events.register(watched, select.EPOLLIN)
         self._events.register(self._listener, select.EPOLLIN)
-        self._out: dict[str, _LineOut] = {}
-        self._full: dict[int, str] = {}  # peers with packets that wait, by descriptor
+        self._out = Outlets[_LineOut](self._events)
         self._in: dict[int, _LineIn] = {}  # by descriptor
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
@@ -181,7 +172,7 @@ class UnixSockets:
         OSError if nobody listens there, or another process than that one."""
         self.forget(peer)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._out[peer] = _LineOut(name, process, ticket)
+        self._out.add(peer, _LineOut(name, process, ticket))
         return ticket
 
     def __contains__(self, peer: str) -> bool:
@@ -189,35 +180,12 @@ class UnixSockets:
 
     def forget(self, peer: str) -> None:
         """Close the line to a peer, and drop what waits."""
-        line = self._out.pop(peer, None)
-        if line is not None:
-            self._full.pop(line.socket.fileno(), None)
-            line.socket.close()  # also ends its registration
+        self._out.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> bool:
         """Send a message on the peer's line; returns at once. False: it is dropped, because too many wait. Raises OSError,
         and closes the line, if the peer has closed it."""
-        line = self._out[peer]
-        try:
-            sent = line.send(frames)
-        except OSError:
-            self.forget(peer)
-            raise
-        if line.waiting and line.socket.fileno() not in self._full:
-            self._full[line.socket.fileno()] = peer
-            self._events.register(line.socket, select.EPOLLOUT)
-        return sent
-
-    def _flush(self, peer: str) -> None:
-        line = self._out[peer]
-        try:
-            line.flush()
-        except OSError:
-            self.forget(peer)
-            return
-        if not line.waiting:
-            del self._full[line.socket.fileno()]
-            self._events.unregister(line.socket)
+        return self._out.send(peer, frames)
 
     # ------------------------------------------------------------------------------------------------------------ receive
 
@@ -241,8 +209,8 @@ class UnixSockets:
                 watched = True
             elif descriptor == self._listener.fileno():
                 self._accept()
-            elif descriptor in self._full:
-                self._flush(self._full[descriptor])
+            else:
+                self._out.flush(descriptor)
         if unreadable is not None:
             # It is not lost that `watched` can be read: the next call says so, too.
             raise unreadable
@@ -312,8 +280,7 @@ class UnixSockets:
 
     def close(self) -> None:
         """Close everything, and drop what waits."""
-        for peer in list(self._out):
-            self.forget(peer)
+        self._out.close()
         for line in list(self._in.values()):
             self._close(line)
         self._listener.close()

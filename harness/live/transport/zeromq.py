@@ -1,6 +1,6 @@
 """Frames over ZeroMQ: each process has one socket that receives, and one to each peer. Everything is encrypted, and every
-caller is known, unless the network is the job's own. Processes on one machine put large frames into shared memory, and send
-the rest by Unix sockets of their own, without ZeroMQ (`harness.live.transport.unix_sockets`).
+caller is known. Processes on one machine put large frames into shared memory, and send the rest by Unix sockets of their
+own, without ZeroMQ (`harness.live.transport.unix_sockets`).
 
 Messages go one way, so sockets are PUSH and PULL, the simplest that keep order. Each process makes its own pair of keys
 (CurveZMQ, https://rfc.zeromq.org/spec/26); the public half is part of its address. A process accepts the keys of its peers,
@@ -163,8 +163,7 @@ def _unix_socket(place: str) -> str:
 class _Sender:
     """A socket to each peer, opened when something is sent to it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair | None) -> None:
-        """Without keys, nothing is encrypted."""
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair) -> None:
         self._context, self._keys = context, keys
         self._addresses: dict[str, tuple[str, bytes]] = {}  # place and public key
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
@@ -214,9 +213,8 @@ class _Sender:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MILLISECONDS[1])
         if on_loopback(urlsplit(address).hostname or ""):  # otherwise the kernel sizes the buffer to the link
             socket.setsockopt(zmq.SNDBUF, _LOOPBACK_BYTES)
-        if self._keys is not None:
-            socket.curve_serverkey = key
-            socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
+        socket.curve_serverkey = key
+        socket.curve_publickey, socket.curve_secretkey = self._keys.public, self._keys.secret
         socket.connect(address)
         return socket
 
@@ -279,17 +277,12 @@ class _OneMachine:
 class ZmqTransport:
     """A `Transport` that listens on one address of this host, on any free port where none is given.
 
-    On loopback it shares memory, unless `share` is False; its address says how. `private`: nobody reaches this network but
-    processes of the job, and who can do all that they can; then nothing is encrypted, and nobody is asked who he is. Raises
-    ValueError if it cannot listen there.
+    On loopback it shares memory, unless `share` is False; its address says how. Raises ValueError if it cannot listen there.
     """
 
-    def __init__(
-        self, host: str, port: int = 0, *, keys: KeyPair | None = None, share: bool = True, private: bool = False
-    ) -> None:
+    def __init__(self, host: str, port: int = 0, *, keys: KeyPair | None = None, share: bool = True) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        keys = keys or KeyPair.fresh()
-        self._keys = None if private else keys
+        self._keys = keys or KeyPair.fresh()
         self._peers: dict[str, str] = {}  # by public key; replaced and never changed, because the gate's thread reads it
         self._here: _OneMachine | None = None
         self._sender = _Sender(self._context, self._keys)
@@ -300,10 +293,10 @@ class ZmqTransport:
         except BaseException:
             self.close()
             raise
-        if share and not private and on_loopback(host):
+        if share and on_loopback(host):
             with suppress(OSError, AttributeError):  # the system has no anonymous files, or no such sockets: use ZeroMQ only
                 self._here = _OneMachine(place, int(self._inlet.getsockopt(zmq.FD)), self._sender)
-        self._address = str(Address(place, keys.name, "" if self._here is None else self._here.memory.identity))
+        self._address = str(Address(place, self._keys.name, "" if self._here is None else self._here.memory.identity))
         self._timeout_seconds = -1.0  # the socket's default: wait for ever
         self._inlet_waits = True  # it may have messages
 
@@ -311,11 +304,10 @@ class ZmqTransport:
         inlet = self._context.socket(zmq.PULL)
         inlet.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         inlet.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
-        if self._keys is not None:
-            inlet.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-            inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer of the gate, accept nobody instead of everybody
-            inlet.curve_publickey, inlet.curve_secretkey = self._keys.public, self._keys.secret
-            inlet.curve_server = True
+        inlet.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+        inlet.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer of the gate, accept nobody instead of everybody
+        inlet.curve_publickey, inlet.curve_secretkey = self._keys.public, self._keys.secret
+        inlet.curve_server = True
         try:
             inlet.bind(place)
             found = inlet.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -358,8 +350,6 @@ class ZmqTransport:
         if self._here is not None:
             return self._receive_here(self._here, timeout_seconds)
         while (found := self._by_zeromq(timeout_seconds)) is not None:
-            if self._keys is None:
-                return Received(None, found[1])
             if (caller := self._peers.get(found[0])) is not None:  # else it was a peer when it connected
                 return Received(caller, found[1])
         return None
@@ -395,7 +385,7 @@ class ZmqTransport:
             frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
         except zmq.Again:
             return None
-        key = "" if self._keys is None else str(frame.get("User-Id"))
+        key = str(frame.get("User-Id"))
         frames: list[Buffer] = [frame.bytes]
         while frame.more:
             frame = self._inlet.recv(copy=False)

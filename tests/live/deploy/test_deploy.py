@@ -567,7 +567,7 @@ def check_reached(job, out):
     assert sorted(a.shape for a in model.values()) == [(10,), (64, 10)]
     assert float(score["final_loss"]) <= 1.2
     # Pushes came while it was measured, the more the busier the machine is: the model that was saved is as good, or better.
-    assert 0.5 < evaluated(out).loss <= float(score["final_loss"]) + 0.1
+    assert evaluated(out).loss <= float(score["final_loss"]) + 0.1
     return score, exchanges
 
 

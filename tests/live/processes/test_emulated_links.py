@@ -4,20 +4,26 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import zmq
 
+from harness.live.driver.system import LiveSystem
 from harness.live.processes import emulated_links as links
+from harness.live.processes import launch
 from harness.live.processes.actors import Endpoint
 from harness.live.processes.emulated_links import emulated_links, in_network, why_not
-from harness.live.transport.zeromq import Address, ZmqTransport
+from tests.live.support.faults import process_of
+from tests.live.support.ones import ONES, ManyOnes, counted
+from tuners.actions import Run
 
 needs_root = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -27,6 +33,15 @@ def on(network, *command):
     return subprocess.run(inside, check=True, capture_output=True, text=True).stdout  # noqa: S603
 
 
+def carried(one, two):
+    """The next message at `two`; `one` sends meanwhile what waits there."""
+    until = time.monotonic() + 30.0
+    while (message := two.receive(0.001)) is None:
+        assert time.monotonic() < until
+        one.receive(0.0)
+    return message
+
+
 def carried_bytes(network):
     """What a node's link has carried: received and sent."""
     stats = json.loads(on(network, "ip", "-json", "-statistics", "link", "show", "eth0"))[0]["stats64"]
@@ -34,23 +49,21 @@ def carried_bytes(network):
 
 
 @needs_root
-@pytest.mark.parametrize("private", [True, False], ids=["plain", "encrypted"])
-def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_network(private):
+def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_network():
     before = Path("/proc/thread-self/ns/net").readlink()
     devices = set(Path("/sys/class/net").iterdir())
     with emulated_links({"a": 1e6, "b": 2e6}) as made:
         (host, a), (other, b) = made.of("a"), made.of("b")
         assert made.of("evaluator") == made.of("") not in ((host, a), (other, b))
         with (
-            closing(in_network(a, lambda: ZmqTransport(host, private=private))) as one,
-            closing(in_network(b, lambda: ZmqTransport(other, private=private))) as two,
+            closing(Endpoint("zmq", "", host, a).open(queue.SimpleQueue())) as one,
+            closing(Endpoint("zmq", "", other, b).open(queue.SimpleQueue())) as two,
         ):
             one.connect("b", two.address)
             two.connect("a", one.address)
             sent = np.arange(50_000, dtype=np.float32)
-            one.send("b", [b"a push", sent])
-            received = two.receive(30.0)
-            assert received.caller == (None if private else "a")
+            one.send("b", [b"a push", sent.data])
+            received = carried(one, two)
             np.testing.assert_array_equal(np.frombuffer(received.frames[1], np.float32), sent)
         assert carried_bytes(a)[1] > sent.nbytes
         assert carried_bytes(b)[0] > sent.nbytes
@@ -64,17 +77,23 @@ def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_networ
 
 
 @needs_root
-@pytest.mark.parametrize("own", [True, False], ids=["the job's own network", "the machine's network"])
-def test_only_in_a_network_of_the_jobs_own_are_keys_left_out(own):
+def test_only_in_a_network_of_the_jobs_own_are_keys_left_out():
+    """There, who reaches the socket is heard; elsewhere nobody is who has no key, whatever he speaks."""
     with emulated_links({"a": 1e6}) as made:
-        host, network = made.of("a") if own else ("127.0.0.1", "")
-        with closing(Endpoint("tcp", "", host, network).open(queue.SimpleQueue())) as end, zmq.Context() as context:
-            stranger = in_network(network, lambda: context.socket(zmq.PUSH))
-            stranger.setsockopt(zmq.LINGER, 0)
-            in_network(network, lambda: stranger.connect(Address.parse(end.address).place))
-            stranger.send(b"a push")
-            assert (end.receive(10.0 if own else 0.3) is not None) == own
-            stranger.close()
+        for host, network in (made.of("a"), ("127.0.0.1", "")):
+            with closing(Endpoint("tcp", "", host, network).open(queue.SimpleQueue())) as end:
+                place = urlsplit(end.address)
+                stranger = in_network(network, lambda at=place: socket.create_connection((at.hostname, at.port)))
+                with stranger, zmq.Context() as context:
+                    stranger.sendall(b"\1\0\0\0" + (6).to_bytes(8, "little") + b"a push")
+                    assert (end.receive(10.0 if network else 0.3) is not None) == bool(network)
+                    speaks_zeromq = in_network(network, lambda of=context: of.socket(zmq.PUSH))
+                    speaks_zeromq.setsockopt(zmq.LINGER, 0)
+                    in_network(network, lambda of=speaks_zeromq, at=place: of.connect(f"tcp://{at.netloc}"))
+                    speaks_zeromq.send(b"a push")
+                    if not network:
+                        assert end.receive(0.3) is None
+                    speaks_zeromq.close()
 
 
 def shapes(network):
@@ -91,21 +110,42 @@ def test_a_link_carries_no_more_than_its_rate(size, rate):
     with emulated_links({"a": rate, "b": rate}) as made:
         (host, a), (other, b) = made.of("a"), made.of("b")
         with (
-            closing(in_network(a, lambda: ZmqTransport(host))) as one,
-            closing(in_network(b, lambda: ZmqTransport(other))) as two,
+            closing(Endpoint("zmq", "", host, a).open(queue.SimpleQueue())) as one,
+            closing(Endpoint("zmq", "", other, b).open(queue.SimpleQueue())) as two,
         ):
             one.connect("b", two.address)
             two.connect("a", one.address)
             one.send("b", [b"hello"])
-            two.receive(30.0)
+            carried(one, two)
             took = []
             for _ in range(5):
                 began = time.monotonic()
                 one.send("b", [bytes(size)])
-                two.receive(30.0)
+                carried(one, two)
                 took.append(time.monotonic() - began)
                 time.sleep(size / rate)  # the bucket fills again
             assert min(took) >= 0.9 * size / rate
+
+
+@needs_root
+@pytest.mark.live
+@pytest.mark.timeout(240)
+def test_processes_behind_links_die_and_every_push_counts_once():
+    """The next process of a name is reached at its new address, and the coordinator at its old one."""
+    spec = ManyOnes("ones", "ones.toml", ONES, 0)
+    with launch.cluster(None) as offers:
+        placement = launch.place_nodes(spec.job.nodes, offers)
+        with (
+            launch.launch(placement, spec, rates=dict.fromkeys(("n0", "n1", "n2", "n3"), 20e6)) as processes,
+            LiveSystem(spec, processes) as live,
+        ):
+            live.perform(Run(clocks=30))
+            for name in ("server/n2", "coordinator", "worker/n0"):
+                before, _, _ = counted(live)
+                os.kill(process_of(name), signal.SIGKILL)
+                live.perform(Run(clocks=30))
+                clocks, lost, parameters = counted(live)
+                assert (clocks > before, lost, set(parameters)) == (True, 0, {clocks})
 
 
 @needs_root

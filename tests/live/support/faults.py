@@ -21,7 +21,7 @@ from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from tests.live.support.clusters import Cluster
 
-__all__ = ["FaultyJob", "deployed"]
+__all__ = ["FaultyJob", "deployed", "process_of"]
 
 _SAMPLE_SECONDS = 0.01
 _STUCK_SECONDS = 90.0  # without a push: longer than any repair takes
@@ -67,13 +67,8 @@ class FaultyJob:
 
     def find(self, name: str) -> tuple[int, int]:
         """The process of a peer, such as ``worker/n0``, and the cluster's node that it is on."""
-        from ray._private import state
-
-        for actor in state.actors().values():
-            if actor["State"] == "ALIVE" and f"/{name}/" in actor["Name"]:
-                pid = int(actor["Pid"])
-                return pid, next(i for i in self.cluster.nodes if pid in self.cluster.processes(i))
-        raise LookupError(f"{name} runs nowhere: {self.latest_events()}")
+        pid = process_of(name)
+        return pid, next(i for i in self.cluster.nodes if pid in self.cluster.processes(i))
 
     # ---------------------------------------------------------------------------------------------------------- measurements
 
@@ -130,6 +125,16 @@ class FaultyJob:
             frame = work.gi_frame
             yield f"in {work.gi_code.co_qualname}, line {frame.f_lineno if frame is not None else 'none: it has ended'}"
             work = work.gi_yieldfrom
+
+
+def process_of(name: str) -> int:
+    """The process of a peer, such as ``worker/n0``, on the cluster that this process has joined."""
+    from ray._private import state
+
+    for actor in state.actors().values():
+        if actor["State"] == "ALIVE" and f"/{name}/" in actor["Name"]:
+            return int(actor["Pid"])
+    raise LookupError(f"{name} runs nowhere.")
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""A message as bytes on a socket: how many frames it has, their sizes, and the frames."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
+
+__all__ = ["MOST_BUFFERS", "head_and_bytes", "head_bytes", "sizes_in"]
+
+MOST_BUFFERS = 1000  # that are sent at once; the kernel takes 1024
+_MOST_FRAMES = 8000  # of a message: their sizes are in one packet
+_COUNT = struct.Struct("<I")
+
+
+@lru_cache(maxsize=64)
+def _head(count: int) -> struct.Struct:
+    return struct.Struct(f"<I{count}Q")
+
+
+def head_and_bytes(frames: Sequence[Buffer]) -> tuple[bytes, int]:
+    """How a message of these frames begins, and how many bytes it has with that."""
+    sizes = list(map(byte_count, frames))
+    head = _head(len(sizes))
+    return head.pack(len(sizes), *sizes), head.size + sum(sizes)
+
+
+def head_bytes(sizes: Sequence[int]) -> int:
+    """How many bytes the beginning of a message with so many sizes has."""
+    return _head(len(sizes)).size
+
+
+def sizes_in(data: memoryview) -> tuple[int, ...] | None:
+    """The sizes of a message's frames, from its first bytes; None if there are too few. Raises Unreadable for what no
+    message begins with."""
+    if len(data) < _COUNT.size:
+        return None
+    (count,) = _COUNT.unpack_from(data)
+    if not 0 < count <= _MOST_FRAMES:
+        raise Unreadable(f"Cannot read a message of {count} frames.")
+    head = _head(count)
+    if len(data) < head.size:
+        return None
+    sizes: tuple[int, ...] = head.unpack_from(data)[1:]
+    if max(sizes) > LARGEST_BYTES:
+        raise Unreadable(f"Cannot read a frame of {max(sizes)} bytes: at most {LARGEST_BYTES} are accepted.")
+    return sizes
