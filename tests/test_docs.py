@@ -42,6 +42,10 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 PAGES_WITH_EXAMPLES = [page for page in ("README.md", *PAGES) if blocks("python", page) or blocks("console", page)]
 
 
+SLOW_PAGES = {"simulators/calibration/README.md"}
+"""Pages whose examples run apart from the quick tests: that of `traces` calibrates, too."""
+
+
 def desk(page: str, folder: Path) -> Path:
     """Write the files that a page shows into the folder: the blocks whose first line is a comment with a file's name."""
     for text in blocks("python", page) + blocks("toml", page):
@@ -142,7 +146,14 @@ def test_the_examples_of_readme_run_as_users_run_them(tmp_path):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [page for page in PAGES_WITH_EXAMPLES if page != "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in SLOW_PAGES else page
+        for page in PAGES_WITH_EXAMPLES
+        if page != "README.md"
+    ],
+)
 def test_the_examples_of_a_page_run_and_print_what_it_shows(page, cleared):
     """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""
     desk(page, cleared)

@@ -110,6 +110,7 @@ def mypy_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path if kept is None else Path(kept.mkdir("mypy"))
 
 
+@pytest.mark.slow
 def test_a_users_mypy_sees_the_types(installed, tmp_path, mypy_cache):
     (tmp_path / "use.py").write_text(
         "import harness\n"

@@ -46,7 +46,7 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         type=lambda text: text.split(","),
         default=[],
         metavar="TUNER,...",
-        help="tuners of that site whose runs do not count any more; yours do",
+        help="tuners of that site whose runs do not count any more where you played them; yours do",
     )
     parser.set_defaults(run=_publish)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from harness.comparison.results import DIED, assemble
+from harness.comparison.results import DIED, assemble, give_up, stopped_seconds
 from traces import store
 from traces.schema import KEYS
 
@@ -44,6 +44,7 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
     for part in parts[1:]:
         check_same(parts[0], part)
     runs = _runs(parts)
+    given_up = _given_up(parts)
     manifest = _manifest(parts)
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
@@ -55,6 +56,9 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
         store.write_bytes(partly / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
         for place, run in runs.items():
             shutil.copytree(run, partly / place)
+        for place, seconds in given_up.items():
+            if place not in runs:
+                give_up(partly / place, seconds)
         host = pl.concat([store.read_host(part.folder / "host.csv") for part in parts])
         store.write_host(host.unique(KEYS, keep="first", maintain_order=True).sort(KEYS), partly / "host.csv")
         assemble(partly)
@@ -112,6 +116,16 @@ def _runs(parts: Sequence[ComparisonFolder]) -> dict[Path, Path]:
                     f"Cannot merge: {run} and {found[place]} are one run with two outcomes (score.json). "
                     "Run one of the comparisons again."
                 )
+    return found
+
+
+def _given_up(parts: Sequence[ComparisonFolder]) -> dict[Path, float]:
+    """The runs, by their place, that some part gave up, and the longest time after which one did."""
+    found: dict[Path, float] = {}
+    for part in parts:
+        for note in part.folder.glob("runs/*/*/*.stopped"):
+            place = note.with_suffix("").relative_to(part.folder)
+            found[place] = max(stopped_seconds(note.with_suffix("")), found.get(place, 0.0))
     return found
 
 

@@ -8,16 +8,17 @@ so an interrupted comparison goes on where it was, with the same bytes. A settin
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.comparison.results import candidate_name, read_score, run_folder
+from harness.comparison.results import candidate_name, is_known, read_score, run_folder
 from harness.scenario import Scenario, job
 from simulators.cluster.conditions import absent_at_start
 from simulators.cluster.trace_driven import expand_replay
 from traces.schema import minimised, setting_from, setting_text
 from tuners.actions import Setting
-from tuners.baselines.best_fixed import candidates, search
+from tuners.baselines.best_fixed import search
 
 __all__ = ["ended", "first", "name_of", "wanted"]
 
@@ -28,26 +29,36 @@ def name_of(oracle: str, setting: Setting) -> str:
 
 
 def first(scenario: Scenario, oracle: str, seeds: int) -> list[tuple[str, Setting, int]]:
-    """The runs (name, setting, seed) that the search wants whatever the contestants end with."""
-    start, *drawn = candidates(job(scenario), absent=_absent(scenario, seeds))
-    runs = [(start, seed) for seed in range(seeds)] + [(setting, 0) for setting in drawn]
-    return [(name_of(oracle, setting), setting, seed) for setting, seed in runs]
+    """The runs (name, setting, seed) that the search begins with, whatever the contestants do. All others are limited by
+    their times."""
+    start = job(scenario).start
+    return [(name_of(oracle, start), start, seed) for seed in range(seeds)]
 
 
 def wanted(
     out: Path, scenario: Scenario, oracle: str, contestants: Sequence[str], seeds: int
-) -> list[tuple[str, Setting, int]]:
-    """The runs that the search wants next; none where it has ended. The runs of the contestants must be in place."""
+) -> list[tuple[str, Setting, int, float]]:
+    """The runs (name, setting, seed, limit in seconds) that the search wants next; none where it has ended. The runs of the
+    contestants must be in place.
+
+    Only a run that is held against others by its seconds has a limit. One that was stopped at a lower limit than that of now
+    (the comparison has got more seeds since) is wanted again.
+    """
+    timed = scenario.target.minimise == "seconds"
+
+    def folder(setting: Setting, seed: int) -> Path:
+        return run_folder(out, scenario.name, name_of(oracle, setting), seed)
 
     def taken(setting: Setting, seed: int) -> float:
-        return minimised(read_score(run_folder(out, scenario.name, name_of(oracle, setting), seed)))
+        run = folder(setting, seed)
+        return minimised(read_score(run)) if run.is_dir() else math.inf
 
     contested = ended(out, scenario.name, contestants, seeds)
     for batch in search(job(scenario), contested, seeds, taken, absent=_absent(scenario, seeds)):
-        named = [(name_of(oracle, setting), setting, seed) for setting, seed in batch]
-        missing = [run for run in named if not run_folder(out, scenario.name, run[0], run[2]).is_dir()]
+        limited = [(setting, seed, limit if timed else math.inf) for setting, seed, limit in batch]
+        missing = [run for run in limited if not is_known(folder(run[0], run[1]), run[2])]
         if missing:
-            return missing
+            return [(name_of(oracle, setting), setting, seed, limit) for setting, seed, limit in missing]
     return []
 
 

@@ -73,7 +73,8 @@ def _key(task: Task) -> str | None:
     """Everything that the run depends on, as a digest; None for a run that is not cached."""
     if task.start is None or task.record or task.system != "harness.scenario:system" or _names_files(task.text):
         return None
-    parts = (task.scenario, task.text, task.tuner, task.plays, task.seed, setting_text(task.start), _program())
+    run = (task.scenario, task.text, task.tuner, task.plays, task.seed, setting_text(task.start))
+    parts = (*run, repr(task.limit_seconds), _program())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

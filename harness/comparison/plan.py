@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,9 +123,10 @@ def oracle_tasks(plan: Plan, out: Path, *, record: bool, system: str) -> Iterato
         for entry in plan.entries_of[scenario.name]:
             if not entry.contestant:
                 wanted = oracle.wanted(out, scenario, entry.name, list(plan.contestants), plan.counts[scenario.name])
-                for name, start, seed in wanted:
+                for name, start, seed, limit in wanted:
                     given = _given(scenario, system, record=record)
-                    yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start)
+                    limit_seconds = math.inf if record else limit  # every run leaves its trace
+                    yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start, limit_seconds=limit_seconds)
 
 
 def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:

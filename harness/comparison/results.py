@@ -4,6 +4,7 @@ manifest.json                     scenarios, tuners, seeds, versions
 scenarios/NAME.toml               each scenario as it was run
 runs/SCENARIO/TUNER/SEED/         score.json, evaluations.parquet, settings.parquet, exchanges.jsonl.gz
                                   and, if the run wrote any, error.txt, output.txt and trace/
+runs/SCENARIO/TUNER/SEED.stopped  in place of that folder: after how many simulated seconds a run of an oracle was given up
 scores, evaluations, settings     .parquet, all runs together
 oracles.json                      how many settings each oracle has run, and the name of the best
 host.csv                          thinking and wall seconds, which differ between hosts
@@ -28,7 +29,18 @@ from traces import store
 from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, UNPRICED, minimised, worker_count
 from tuners.baselines.best_fixed import choose
 
-__all__ = ["DIED", "add_host", "assemble", "candidate_name", "oracle_settings", "read_score", "run_folder"]
+__all__ = [
+    "DIED",
+    "add_host",
+    "assemble",
+    "candidate_name",
+    "give_up",
+    "is_known",
+    "oracle_settings",
+    "read_score",
+    "run_folder",
+    "stopped_seconds",
+]
 
 DIED = "died"
 """A file of this name marks a run whose process died: its row is valid until the run is repeated."""
@@ -47,6 +59,31 @@ class _Row:
 def run_folder(out: Path, scenario: str, tuner: str, seed: int) -> Path:
     """The folder of a run's files. The tuner's name is quoted: it may contain characters that a file name must not have."""
     return out / "runs" / scenario / quote(tuner, safe="+=,()") / str(seed)
+
+
+def give_up(run: Path, seconds: float) -> None:
+    """Note, in place of the folder of a run, after how many simulated seconds it was stopped. No more is known of it."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    store.write_bytes(_note(run), f"{seconds!r}\n".encode())
+
+
+def stopped_seconds(run: Path) -> float:
+    """The simulated seconds after which the run of that folder was given up, 0 where it was not. Raises ValueError, naming
+    file and way out, where that cannot be read."""
+    note = _note(run)
+    try:
+        return float(note.read_text("utf-8")) if note.exists() else 0.0
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot read {note}: it is damaged ({error}). Delete the file and resume.") from None
+
+
+def is_known(run: Path, limit_seconds: float) -> bool:
+    """Whether the run of that folder is complete, or known to take longer than its limit."""
+    return run.is_dir() or stopped_seconds(run) > limit_seconds
+
+
+def _note(run: Path) -> Path:
+    return run.with_suffix(".stopped")
 
 
 def candidate_name(oracle: str, setting: str) -> str:

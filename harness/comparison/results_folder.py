@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.comparison import results
-from harness.comparison.run_process import Done, Task, save
+from harness.comparison.run_process import GIVEN_UP, Done, Task, save
 from harness.scenario import Scenario
 from harness.score import unplayed
 from traces import store
@@ -119,11 +119,11 @@ def _place(out: Path, task: Task) -> Path:
 
 
 def is_made(out: Path, task: Task) -> bool:
-    """Whether the run is complete. A run whose process died is not: its folder is deleted."""
+    """Whether nothing more is wanted of the run. A run whose process died is made again: its folder is deleted."""
     folder = _place(out, task)
     if (folder / results.DIED).exists():
         shutil.rmtree(folder)
-    return folder.is_dir()
+    return results.is_known(folder, task.limit_seconds)
 
 
 def with_folder(out: Path, task: Task, index: int) -> Task:
@@ -150,7 +150,10 @@ def move_into_place(out: Path, task: Task, done: Done) -> None:
     results.add_host(out, task.scenario, task.tuner, task.seed, done.thinking_seconds, done.wall_seconds, done.machine)
     place = _place(out, task)
     place.parent.mkdir(parents=True, exist_ok=True)
-    Path(task.folder).rename(place)
+    if done.status == GIVEN_UP:
+        results.give_up(place, done.stopped_seconds)
+    else:
+        Path(task.folder).rename(place)
 
 
 def clean(out: Path) -> None:

@@ -7,6 +7,7 @@ that numerical libraries use one thread and results do not depend on the host's 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import sys
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     from traces.exchanges import Exchange
     from tuners.actions import Setting
 
-__all__ = ["Done", "Progress", "Task", "main", "save"]
+__all__ = ["GIVEN_UP", "Done", "Progress", "Task", "main", "save"]
+
+GIVEN_UP = "given up"
+"""The status of a run that has passed its limit: it leaves no row, because its completion time is not known."""
 
 _PROGRESS_SECONDS = 0.2
 
@@ -49,6 +53,7 @@ class Task:
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
     pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
+    limit_seconds: float = math.inf  # of simulated time, beyond which nobody wants to know how long the run takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run is over and its folder is complete."""
+    """A run is over: its folder is complete, or it was given up."""
 
     status: str
     reason: str
@@ -71,6 +76,7 @@ class Done:
     thinking_seconds: float
     wall_seconds: float
     machine: str = ""  # that the run was made on
+    stopped_seconds: float = math.inf  # simulated seconds after which the run was given up
 
 
 def main(arguments: list[str]) -> int:
@@ -128,11 +134,15 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         if system is None:
             scored = unplayed("not applicable", idle, **names, **limits)
         else:
-            watch = _ProgressSender(send, system.job.budget_seconds)
-            if task.record:
-                played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
-            else:
-                played = play(factory, system, watch=watch)
+            watch = _Watch(send, system.job.budget_seconds, task.limit_seconds)
+            try:
+                if task.record:
+                    played = play_recorded(factory, system, Path(task.folder) / "trace", **names, watch=watch)
+                else:
+                    played = play(factory, system, watch=watch)
+            except _LimitPassedError as error:
+                wall = time.perf_counter() - started
+                return Done(GIVEN_UP, str(error), math.nan, 0.0, wall, described(), stopped_seconds=system.now)
             scored, exchanges = score(played, **names), played.exchanges
             thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)
@@ -161,12 +171,17 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = 
         store.write_bytes(folder / "error.txt", trace.encode())
 
 
-class _ProgressSender:
-    """Sends the run's progress to the parent, at most five times a second."""
+class _LimitPassedError(Exception):
+    """A run has gone on for longer than anybody wants to know. Takes the finished reason."""
 
-    def __init__(self, send: Callable[[Any], None], budget_seconds: float) -> None:
+
+class _Watch:
+    """Sends the run's progress to the parent, at most five times a second, and ends a run that has passed its limit."""
+
+    def __init__(self, send: Callable[[Any], None], budget_seconds: float, limit_seconds: float) -> None:
         self._send = send
         self._budget_seconds = budget_seconds
+        self._limit_seconds = limit_seconds
         self._sent = 0.0
         self._loss = self._accuracy = float("nan")
 
@@ -177,6 +192,8 @@ class _ProgressSender:
         if time.monotonic() - self._sent > _PROGRESS_SECONDS:
             self._sent = time.monotonic()
             self._send(Progress(exchange.seconds, self._budget_seconds, self._loss, self._accuracy))
+        if exchange.seconds > self._limit_seconds:
+            raise _LimitPassedError(f"The run takes longer than {self._limit_seconds:.6g} s.")
 
 
 @cache

@@ -29,8 +29,8 @@ def among_published(
     """The scores of `results` together with those of the published `site`, on the scenarios of `results`.
 
     `results` were read from `folder`; `scenarios` are their texts, by name. The runs of a tuner in `replaced` are those of
-    `results`. Any other tuner that both have must have the same outcomes in both, which shows that this program still
-    computes what the site's did.
+    `results` on each scenario where it was played. Any other tuner that both have must have the same outcomes in both, which
+    shows that this program still computes what the site's did.
 
     Raises ValueError where `site` is no published site; where it lacks a scenario or a seed, or has another text of a
     scenario; where both have no tuner in common; where a tuner that is not `replaced` has other outcomes; or where one that
@@ -41,7 +41,8 @@ def among_published(
     here = published.filter(pl.col("scenario").is_in(results.manifest["scenarios"]))
     own = set(results.manifest["tuners"])
     _check_tuners(results, folder, here, site, own, set(replaced))
-    added = here.filter(~pl.col("tuner").is_in(list(own)))
+    runs = pl.concat([results.scores, results.not_applicable])
+    added = here.join(runs, on=["scenario", "tuner"], how="anti")
     played = pl.col("status") != NOT_APPLICABLE
     return Results(
         _manifest(results, manifest),

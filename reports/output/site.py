@@ -31,27 +31,26 @@ def publish(
     settings, which are most of its bytes, are left out, and the host's times are summed per tuner.
 
     With `onto`, a published site, its tuners are shown beside those of `folder`, as an overview. The runs of the tuners
-    `replaced` are those of `folder` (`reports.output.extension`).
+    `replaced` are those of `folder`, where it has any (`reports.output.extension`).
 
     Raises ValueError, and writes nothing, where `folder` holds no results or lacks a run, where `out` is there already, or
     where the runs of `folder` do not fit to those of `onto`.
     """
     if replaced and onto is None:
         raise ValueError("Cannot replace tuners of no site: name one with --onto.")
-    results = load_results(folder)
-    if (missing := _missing(results)) is not None:
-        raise ValueError(
-            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
-            "`harness compare --resume`."
-        )
     if out.exists():
         raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
-    scenarios = texts(folder)
+    results, scenarios, elsewhere = load_results(folder), texts(folder), set[str]()
     hosts = _host_by_tuner(folder / "host.csv")
     if onto is not None:
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
         hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
-        only_overview = True
+        only_overview, elsewhere = True, set(store.read_manifest(onto)["tuners"])
+    if (missing := _missing(results, elsewhere)) is not None:
+        raise ValueError(
+            f"Cannot publish {folder}: it is unfinished; there is no run of {missing}. Go on with it by "
+            "`harness compare --resume`."
+        )
     table = summary(results)
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
@@ -97,19 +96,25 @@ def _host_by_tuner(path: Path) -> pl.DataFrame:
     )
 
 
-def _missing(results: Results) -> str | None:
-    """The first run of the manifest that is in no table, in words."""
+def _missing(results: Results, elsewhere: Collection[str]) -> str | None:
+    """The first run of the manifest that is in no table, in words.
+
+    A tuner that was also played `elsewhere` may have no run in a scenario: it was not played here, or does not apply.
+    """
     manifest = results.manifest
     played = {
         (scenario, tuner, seed)
         for frame in (results.scores, results.not_applicable, results.draws)
         for scenario, tuner, seed in frame.select("scenario", "tuner", "seed").iter_rows()
     }
+    begun = {(scenario, tuner) for scenario, tuner, _ in played}
     drawn = set(store.drawn_scenarios(manifest))
     for scenario in manifest.get("scenarios", []):
         seeds = manifest.get("seeds_of", {}).get(scenario, manifest.get("seeds", 1))
         oracles = manifest.get("oracles", []) if scenario in drawn else []  # these are not run under draws
         for tuner in (t for t in manifest.get("tuners", []) if t not in oracles):
+            if tuner in elsewhere and (scenario, tuner) not in begun:
+                continue
             for seed in range(int(seeds)):
                 if (scenario, tuner, seed) not in played:
                     return f"{tuner} on {scenario} with seed {seed}"

@@ -54,7 +54,7 @@ ARENAS: dict[str, pl.DataType] = {
     "first": pl.Float64(),  # probability of being first in an arena; *_low, *_high: 95 % interval
     "first_low": pl.Float64(),
     "first_high": pl.Float64(),
-    "mean_rank": pl.Float64(),  # over the arenas that all tuners apply to; nan without any
+    "mean_rank": pl.Float64(),  # over the arenas that it applies to, among the tuners that apply there, too
     "reached": pl.Float64(),  # share of its runs that reached the target
     "failed": pl.Int64(),  # runs with status "error"
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it
@@ -123,12 +123,14 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     most = max(len(applies[t]) for t in tuners) if tuners else 0
     able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
     found = compare(tuners, log_ratio, signed_rank, reference=REFERENCE, may_lead=able)
-    order = [tuners.index(t) for t in found.tuners]
+    # By the means that the table shows. `found` has them in the order of those over the arenas that all who may lead share.
+    own = [mean_interval(column[~np.isnan(column)]) for column in log_ratio.T]
+    order = sorted(range(len(tuners)), key=lambda i: (own[i].estimate, tuners[i]))
     first = first_chances([seconds[a] for a in arenas])
     first[np.isnan(log_ratio)] = math.nan
     whole = log_ratio[~np.isnan(log_ratio).any(axis=1)]
-    ranks = _mean_ranks(whole)
-    rows = [_row(family, i, tuners, found, log_ratio, first, ranks, scores) for i in order]
+    ranks = _mean_ranks(log_ratio)
+    rows = [_row(family, tuners[i], found, own[i], first[:, i], float(ranks[i]), scores) for i in order]
     return Arenas(
         family=family,
         arenas=arenas,
@@ -170,10 +172,12 @@ def _able(scores: pl.DataFrame, tuner: str) -> bool:
     return bool(mine["reached"].any()) and "error" not in mine["status"]
 
 
-def _mean_ranks(whole: _Floats) -> _Floats:
+def _mean_ranks(log_ratio: _Floats) -> _Floats:
+    """Of every tuner, over the arenas that it applies to: its rank among the tuners that apply there, 1 for the best."""
     from scipy.stats import rankdata
 
-    return rankdata(whole, axis=1).mean(axis=0) if len(whole) else np.full(whole.shape[1], math.nan)
+    ranks = rankdata(log_ratio, axis=1, nan_policy="omit") if len(log_ratio) else log_ratio
+    return np.array([column[~np.isnan(column)].mean() for column in ranks.T])
 
 
 def _to_best(log_ratio: _Floats, tuners: list[str], by_arena: dict[str, pl.DataFrame], arenas: Sequence[str]) -> _Floats:
@@ -188,30 +192,27 @@ def _to_best(log_ratio: _Floats, tuners: list[str], by_arena: dict[str, pl.DataF
 
 def _row(
     family: str,
-    i: int,
-    tuners: list[str],
+    tuner: str,
     found: PairedComparison,
-    log_ratio: _Floats,
+    mean: Interval,
     first: _Floats,
-    ranks: _Floats,
+    rank: float,
     scores: pl.DataFrame,
 ) -> dict[str, Any]:
-    tuner = tuners[i]
     mine = scores.filter(pl.col("tuner") == tuner)
-    mean = mean_interval(log_ratio[:, i][~np.isnan(log_ratio[:, i])])
     ratio = Interval(math.exp(mean.estimate), math.exp(mean.low), math.exp(mean.high))
-    chance = mean_interval(first[:, i][~np.isnan(first[:, i])])
+    chance = mean_interval(first[~np.isnan(first)])
     return {
         "family": family,
         "tuner": tuner,
-        "arenas": int((~np.isnan(log_ratio[:, i])).sum()),
+        "arenas": int((~np.isnan(first)).sum()),
         "ratio": ratio.estimate,
         "ratio_low": ratio.low,
         "ratio_high": ratio.high,
         "first": chance.estimate,
         "first_low": chance.low,
         "first_high": chance.high,
-        "mean_rank": float(ranks[i]),
+        "mean_rank": rank,
         "reached": float(mine["reached"].cast(pl.Float64).to_numpy().mean()),
         "failed": int((mine["status"] == "error").sum()),
         "standing": found.standing(tuner) if found.leader else "",

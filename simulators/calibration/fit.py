@@ -156,9 +156,8 @@ def fit(
         # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
         problems.append(TimesProblem(rows, replace(given, in_transfers=not given.in_transfers), engine))
     elif {"model_bytes", "nic_bytes_per_second"} & set(free):
-        # Totals may be told by busy links or by slow updates, each an optimum of its own: start where the better one is.
+        # Totals may be told by busy links or by slow updates, each an optimum of its own: try both, keep the better fit.
         problems.append(TimesProblem(rows, given, engine, transfers_first=True))
-        problems = [min(problems, key=lambda problem: problem.corrected(problem.solve(free)).cost)]
     (solved, refusals), *others = [fit_determined(p, free, refused) for p in problems]
     for other, why in others:
         # Where no message is determined, both are the same problem, and only the search's path differs.

@@ -68,8 +68,8 @@ class Forwarded(NamedTuple):
 class Touched(NamedTuple):
     """The distinct rows that mini-batches touch."""
 
-    asked: Array  # float64 [k, b]: pulled by each worker's mini-batch in progress, from each block
-    blocks: Array  # float64 [k, b]: pushed by it, to each block; rows that are pulled, and those of which there is a copy
+    blocks: Array  # int32 [k, b]: pushed by each worker's mini-batch in progress, to each block
+    asked: Any  # int32 [k, b]: of these, pulled; () where workers keep no copies, and pull what they push
     sent: Array  # float64 [k, k]: of these, what each worker (first axis) pulls from each server
     received: Array  # float64 [k, k]: what each worker pushes to each server
     pulled: Array  # float64 [b]: in the pulls before all completed pushes
@@ -91,12 +91,13 @@ def zeros(embedding: Embedding, parameters: Any, nodes: int, samples: int) -> Sp
 
 def nothing_touched(parameters: Any, nodes: int, blocks: int, cached: int, *, replicated: bool = False) -> Touched:
     """No row is touched yet; workers will keep up to `cached` copies of rows, and blocks may be `replicated`."""
-    none, each, total = jnp.zeros((nodes, nodes)), jnp.zeros((nodes, blocks)), jnp.zeros(blocks)
+    none, each, total = jnp.zeros((nodes, nodes)), jnp.zeros((nodes, blocks), jnp.int32), jnp.zeros(blocks)
     caches: Any = ()
     if cached:
         empty = jnp.zeros((nodes, cached, parameters["rows"].shape[1]), parameters["rows"].dtype)
         caches = Caches(empty, jnp.full((nodes, cached), _NEVER, jnp.int32))
-    return Touched(each, each, none, none, total, total, caches, Forwarded(none, none) if replicated else ())
+    asked = each if cached else ()
+    return Touched(each, asked, none, none, total, total, caches, Forwarded(none, none) if replicated else ())
 
 
 _NEVER = -(2**30)  # a mini-batch that no copy is used after
@@ -215,10 +216,13 @@ def touch(
 
     def by_block(counts: Array) -> Array:
         counted = (counts.reshape(-1) & (keys < embedding.rows)).astype(jnp.int32)
-        return jnp.zeros(blocks, jnp.int32).at[at].add(counted, mode="drop").astype(jnp.float64)
+        return jnp.zeros(blocks, jnp.int32).at[at].add(counted, mode="drop")
 
     rows = by_block(is_first)
-    asked = by_block(is_first & ~is_copy) if touched.caches else rows
+    asked = rows
+    if touched.caches:
+        asked = by_block(is_first & ~is_copy)
+        touched = touched._replace(asked=touched.asked.at[worker].set(asked, mode="drop"))
     if touched.forwarded:
         out, into = touched.forwarded
         sent_on = Forwarded(
@@ -226,7 +230,6 @@ def touch(
         )
         touched = touched._replace(forwarded=sent_on)
     return touched._replace(
-        asked=touched.asked.at[worker].set(asked, mode="drop"),
         blocks=touched.blocks.at[worker].set(rows, mode="drop"),
         sent=touched.sent.at[worker].set(asked @ place.pulled, mode="drop"),
         received=touched.received.at[worker].set(rows @ place.pushed, mode="drop"),
@@ -246,14 +249,20 @@ def placed(inputs: EngineInputs, touched: Touched) -> Touched:
     place = inputs.placement
     if touched.forwarded:
         touched = touched._replace(forwarded=Forwarded(touched.blocks @ place.forwarded, touched.blocks @ place.copied))
-    return touched._replace(sent=touched.asked @ place.pulled, received=touched.blocks @ place.pushed)
+    return touched._replace(sent=_asked(touched) @ place.pulled, received=touched.blocks @ place.pushed)
+
+
+def _asked(touched: Touched) -> Array:
+    """Rows that each worker's mini-batch in progress pulls from each block, int32 [k, b]."""
+    asked: Array = touched.asked if touched.caches else touched.blocks
+    return asked
 
 
 def count_push(touched: Touched, worker: Array, pushed: Array) -> Touched:
     """`worker` has completed a push, if `pushed`."""
     return touched._replace(
-        pulled=touched.pulled + jnp.where(pushed, touched.asked[worker], 0.0),
-        pushed=touched.pushed + jnp.where(pushed, touched.blocks[worker], 0.0),
+        pulled=touched.pulled + jnp.where(pushed, _asked(touched)[worker], 0),
+        pushed=touched.pushed + jnp.where(pushed, touched.blocks[worker], 0),
     )
 
 

@@ -150,6 +150,7 @@ def test_a_fork_returns_to_the_checkpoint_that_its_parent_had() -> None:
 # ------------------------------------------------------------------------------------------------------------- the knob
 
 
+@pytest.mark.slow
 def test_an_interval_near_youngs_is_better_than_a_short_and_a_long_one() -> None:
     """Checkpoints of 2 s and losses of a server every 150 s or so: Young's rule says about 25 s."""
     losses = RackLosses(every_seconds=300.0, repair_seconds=10.0, nodes=("d", "e"))

@@ -9,7 +9,8 @@ random settings are a weak reference, which contestants beat. So the search (`se
 4. twice, the settings next to the best one so far (`neighbours`), in the same way.
 
 Most random settings are hopeless, and a run under one of them lasts for the whole budget. On every seed, they took a third
-of the time that all contestants took (measured on `digits`).
+of the time that all contestants took (measured on `digits`). On the first seed, too, a run need not go on when it has taken
+longer than a setting may take to be run on the others: that is its limit.
 
 A job cannot restart, so no tuner can do this: the comparison runs the job once per setting and seed, each time *starting*
 under the setting and never changing it, and reports the setting of least mean completion time over all seeds.
@@ -81,8 +82,10 @@ def search(
     *,
     count: int = 20,
     absent: Collection[str] = (),
-) -> Iterator[list[tuple[Setting, int]]]:
-    """Yields what to run next: settings with seeds. It goes on when `seconds` knows the completion of all of these.
+) -> Iterator[list[tuple[Setting, int, float]]]:
+    """Yields what to run next: settings with seeds, and each run's limit in seconds. It goes on when `seconds` knows the
+    completion of all of these. A run that takes longer than its limit is not chosen, however long that is: it can be stopped
+    there, and `seconds` may tell any larger number.
 
     `ended` are the settings that contestants ended with, and `absent` the nodes that join later: a job cannot start with
     them. Equal answers give equal searches, so a search that was interrupted is continued by making it again. It ends
@@ -94,17 +97,17 @@ def search(
     def mean(setting: Setting) -> float:
         return fmean(seconds(setting, seed) for seed in range(seeds))
 
-    def stage(settings: Sequence[Setting]) -> Iterator[list[tuple[Setting, int]]]:
+    def stage(settings: Sequence[Setting]) -> Iterator[list[tuple[Setting, int, float]]]:
         new = [s for s in dict.fromkeys(settings) if s not in seen and _possible(job.space, s, absent)]
         seen.extend(new)
-        yield [(s, 0) for s in new]
         limit = _WORTH * seconds(min(whole, key=mean), 0)
+        yield [(s, 0, limit) for s in new]
         short = sorted((s for s in new if seconds(s, 0) < limit), key=lambda s: seconds(s, 0))[:_SCREENED]
-        yield [(s, seed) for s in short for seed in range(1, seeds)]
+        yield [(s, seed, math.inf) for s in short for seed in range(1, seeds)]
         whole.extend(short)
 
     start, *drawn = candidates(job, count=count, absent=absent)
-    yield [(start, seed) for seed in range(seeds)]
+    yield [(start, seed, math.inf) for seed in range(seeds)]
     seen.append(start)
     whole.append(start)
     yield from stage(drawn)

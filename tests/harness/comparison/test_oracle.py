@@ -1,10 +1,12 @@
 """The oracle in a comparison: its runs have names made from settings, resume, merge, and do not depend on the cache."""
 
+import math
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from harness.comparison import oracle, oracle_cache
+from harness.comparison import oracle, oracle_cache, results
 from harness.comparison.compare import Planned, compare
 from harness.comparison.merge import merge
 from harness.comparison.run_process import Done, Task
@@ -12,6 +14,7 @@ from harness.scenario import job, load
 from simulators.cluster.conditions import absent_at_start
 from tests.support import arena
 from traces import store
+from traces.schema import minimised
 from tuners.baselines.best_fixed import candidates, search
 
 TUNERS = ["fixed", "random_search", "best_fixed"]
@@ -45,7 +48,7 @@ def test_an_interrupted_search_ends_with_the_same_bytes(tiny, tmp_path):
     with pytest.raises(Stop):
         compare([tiny], TUNERS, out=tmp_path / "cut", system=arena.SYSTEM, watch=stop_in_the_search)
     seen = store.load_results(tmp_path / "cut").oracles["tiny"]["best_fixed"]["settings"]
-    assert seen == 20
+    assert seen == 1  # the start; what it takes is the limit of all others
     compare([tiny], TUNERS, out=tmp_path / "cut", system=arena.SYSTEM, resume=True)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -65,26 +68,89 @@ def test_searches_of_two_comparisons_merge(tiny, tmp_path):
 
 def test_what_runs_beside_the_contestants_is_what_the_search_begins_with(tiny):
     scenario = load(tiny)
-    begun = []
-    for batch in search(job(scenario), [], 3, lambda setting, seed: 1.0):
-        begun += [(oracle.name_of("best_fixed", setting), setting, seed) for setting, seed in batch]
-        if len(batch) == 19:
-            break
-    assert oracle.first(scenario, "best_fixed", 3) == begun
-    assert len(begun) == 3 + 19
+    begun = next(search(job(scenario), [], 3, lambda setting, seed: 1.0))
+    expected = [(oracle.name_of("best_fixed", setting), setting, seed) for setting, seed, _ in begun]
+    assert oracle.first(scenario, "best_fixed", 3) == expected
+    assert len(expected) == 3
 
 
-def test_no_setting_of_the_search_begins_with_nodes_that_join_later():
+def test_no_setting_of_the_search_begins_with_nodes_that_join_later(tmp_path):
     scenario = load("drawn:elastic[1]")
     late = absent_at_start(scenario.conditions)
-    begun = [setting for _, setting, _ in oracle.first(scenario, "best_fixed", 1)]
     assert late
-    assert len(begun) == 20
-    assert not any(late.intersection(setting.workers + setting.servers) for setting in begun)
     given = job(scenario)
     contested = [next(s for s in candidates(given)[1:] if late.intersection(s.workers + s.servers))]
-    asked = [s for batch in search(given, contested, 1, lambda s, seed: 1.0, absent=late) for s, _ in batch]
+    asked = [s for batch in search(given, contested, 1, lambda s, seed: 1.0, absent=late) for s, _, _ in batch]
+    assert len(asked) >= 20
     assert not any(late.intersection(setting.workers + setting.servers) for setting in asked)
+
+
+# ------------------------------------------------------------------------------------------- runs that cannot be chosen
+
+
+def tables(folder):
+    return {name: data for name, data in contents(folder).items() if not name.startswith("runs/")}
+
+
+def stops(folder):
+    """The runs that were given up, and after how many seconds."""
+    return {
+        str(p.relative_to(folder).with_suffix("")): results.stopped_seconds(p.with_suffix(""))
+        for p in sorted(folder.glob("runs/*/*/*.stopped"))
+    }
+
+
+@pytest.fixture
+def without_limits(monkeypatch):
+    """Lets every run of a comparison go to its end."""
+    unlimited = lambda *given, **more: ([(s, seed, math.inf) for s, seed, _ in b] for b in search(*given, **more))  # noqa: E731
+
+    def compared(*given, **more):
+        with monkeypatch.context() as patch:
+            patch.setattr(oracle, "search", unlimited)
+            compare(*given, **more, system=arena.SYSTEM)
+
+    return compared
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_is_stopped_at_its_limit_changes_no_table(tiny, tmp_path, without_limits, seeds):
+    without_limits([tiny], TUNERS, out=tmp_path / "whole", seeds=seeds)
+    compare([tiny], TUNERS, out=tmp_path / "limited", seeds=seeds, system=arena.SYSTEM)
+    assert tables(tmp_path / "limited") == tables(tmp_path / "whole")
+    assert not stops(tmp_path / "whole")
+    given_up = stops(tmp_path / "limited")
+    assert given_up
+    for run, seconds in given_up.items():
+        assert not (tmp_path / "limited" / run).exists()
+        assert minimised(results.read_score(tmp_path / "whole" / run)) >= seconds
+
+
+def test_a_run_that_was_given_up_is_made_again_for_a_higher_limit(tiny, tmp_path):
+    compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM)
+    name = next(iter(stops(tmp_path / "out")))
+    run = tmp_path / "out" / name
+    before = contents(tmp_path / "out")
+    results.give_up(run, 0.001)  # as under a limit that more seeds have raised since
+    assert not results.is_known(run, 0.002)
+    compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM, resume=True)
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / f"{name}.stopped").write_text("?")
+    with pytest.raises(ValueError, match=r"Cannot read .*\.stopped: it is damaged .* Delete the file and resume\."):
+        compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM, resume=True)
+
+
+def test_merged_folders_know_the_most_of_each_run(tiny, tmp_path, without_limits):
+    compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "a", system=arena.SYSTEM)
+    compare([tiny], ["asp", "best_fixed"], out=tmp_path / "b", system=arena.SYSTEM)
+    first, second, *_ = stops(tmp_path / "a")
+    results.give_up(tmp_path / "a" / first, 0.001)
+    out = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert stops(out) == stops(tmp_path / "b")
+    without_limits([tiny], ["fixed", "best_fixed"], out=tmp_path / "whole")
+    out = merge([tmp_path / "a", tmp_path / "whole"], tmp_path / "all")
+    assert stops(out) == {}
+    assert (out / second / "score.json").is_file()
 
 
 def task(folder, path, **more):
@@ -124,21 +190,18 @@ def test_what_may_depend_on_more_is_not_kept(tiny, tmp_path, monkeypatch, more):
 def test_a_comparison_has_the_same_bytes_with_and_without_the_cache(tmp_path, monkeypatch):
     text = Path(load("digits-logistic").origin).read_text().replace("value = 0.92", "value = 0.6")
     (tmp_path / "small.toml").write_text(text)
-    monkeypatch.setattr(oracle, "candidates", lambda job, **more: candidates(job, count=2, **more))
-    monkeypatch.setattr(
-        oracle, "search", lambda *_, **__: iter(())
-    )  # the random settings alone: the rest is the same to the cache
+    few = lambda *given, **more: islice(search(*given, count=3, **more), 2)  # noqa: E731 (the rest is the same to the cache)
+    monkeypatch.setattr(oracle, "search", few)
     kept = []
     put, get = oracle_cache.put, oracle_cache.get
     monkeypatch.setattr(oracle_cache, "_store", lambda: None)
     compare([tmp_path / "small.toml"], ["fixed", "best_fixed"], out=tmp_path / "without", seeds=1)
     monkeypatch.undo()
-    monkeypatch.setattr(oracle, "candidates", lambda job, **more: candidates(job, count=2, **more))
-    monkeypatch.setattr(oracle, "search", lambda *_, **__: iter(()))
+    monkeypatch.setattr(oracle, "search", few)
     monkeypatch.setattr(oracle_cache, "_store", lambda: oracle_cache.ProgramFolder(tmp_path / "cache"))
     monkeypatch.setattr(oracle_cache, "put", lambda *a: kept.append("put") or put(*a))
     monkeypatch.setattr(oracle_cache, "get", lambda t: (found := get(t)) and (kept.append("get") or found))
     for name in ("first", "second"):
         compare([tmp_path / "small.toml"], ["fixed", "best_fixed"], out=tmp_path / name, seeds=1)
     assert contents(tmp_path / "first") == contents(tmp_path / "second") == contents(tmp_path / "without")
-    assert kept.count("get") == 2
+    assert kept.count("get") == 3

@@ -214,7 +214,14 @@ def test_members_are_the_same_files_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["placement-v1-0000", "elastic-v1-0002", "learning-v1-0007", "hotkeys-v1-0002", "preempted-v1-0007"]
+    "name",
+    [
+        "placement-v1-0000",
+        "elastic-v1-0002",
+        "learning-v1-0007",
+        pytest.param("hotkeys-v1-0002", marks=pytest.mark.slow),
+        pytest.param("preempted-v1-0007", marks=pytest.mark.slow),
+    ],
 )
 def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
     """Of each kind of rule, a member whose reference runs are short: few reference settings, a small model."""
@@ -229,7 +236,10 @@ SHORT = {"placement": (0, 1), "elastic": (0, 1), "hotkeys": (2, 5), "localsteps"
 """Two members of each family whose runs are short: of their families, these have small models or few reference settings."""
 
 
-@pytest.mark.parametrize("family", SHORT)
+@pytest.mark.parametrize(
+    "family",
+    ["placement", "elastic", *(pytest.param(f, marks=pytest.mark.slow) for f in ("hotkeys", "localsteps"))],
+)
 def test_a_start_is_late_and_a_reference_setting_is_in_time(family: str) -> None:
     for index in SHORT[family]:
         scenario = load(f"drawn:{family}[{index}]")

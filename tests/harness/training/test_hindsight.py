@@ -67,6 +67,7 @@ def test_the_network_learns_to_choose_what_was_faster() -> None:
         assert np.mean(np.argmax(values, axis=1) == mode) > 0.8
 
 
+@pytest.mark.slow
 def test_a_policy_is_held_against_every_simple_rule() -> None:
     found = judged(drawn_instance(7), cap=4.0, most_pushes=400)
     assert found.rules.keys() == simple_rules(3).keys()

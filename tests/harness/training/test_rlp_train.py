@@ -123,6 +123,7 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     assert "Cannot write command.npz: it is there already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "CHECKPOINT_RUNS", 4)
     plan = replace(PLAN, lanes=2, pretrain=0, episodes=5)

@@ -1,6 +1,7 @@
 """A new tuner beside the tuners of a published site: joined only where both were computed alike."""
 
 import json
+import shutil
 
 import polars as pl
 import pytest
@@ -109,6 +110,38 @@ def test_runs_that_differ_are_refused_until_they_are_replaced(site, tmp_path):
     both = scores(tmp_path / "out").join(scores(site), on=["scenario", "tuner", "seed"])
     later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
     assert set(later.select("tuner", "seed").rows()) == {("cruise", 0)}
+
+
+def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tmp_path):
+    """Two folders merged, one of which has more tuners than the other. Before, this was refused as unfinished."""
+    folder = changed(changed(mine(tmp_path, tuners=("fixed", "cruise", "joint")), "cruise"), "joint")
+    results = store.load_results(folder)
+    played = (pl.col("tuner") != "cruise") | (pl.col("scenario") == "home")
+    store.write(results.scores.filter(played), folder / "scores.parquet", SCORES)
+    publish(folder, tmp_path / "out", onto=site, replaced=["cruise"])
+    found, keys = scores(tmp_path / "out"), ["scenario", "tuner", "seed"]
+    both = found.join(scores(site), on=keys)
+    assert found.height == scores(site).height + 6
+    later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
+    assert later.select(keys).rows() == [("home", "cruise", 0)]
+
+
+def test_a_site_may_lack_runs_of_tuners_that_do_not_apply(site, tmp_path):
+    older = shutil.copytree(site, tmp_path / "older")
+    kept = (pl.col("tuner") != "cruise") | (pl.col("scenario") == "home")
+    store.write(scores(site).filter(kept), older / "tables" / "scores.parquet", SCORES)
+    publish(mine(tmp_path), tmp_path / "out", onto=older)
+    assert scores(tmp_path / "out").height == scores(site).height - 3 + 6
+
+
+def test_a_new_tuner_that_was_played_on_some_scenarios_is_unfinished(site, tmp_path):
+    folder = mine(tmp_path)
+    results = store.load_results(folder)
+    played = (pl.col("tuner") != "joint") | (pl.col("scenario") == "home")
+    store.write(results.scores.filter(played), folder / "scores.parquet", SCORES)
+    with pytest.raises(ValueError, match="it is unfinished; there is no run of joint on away with seed 0"):
+        publish(folder, tmp_path / "out", onto=site)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_differs_in_the_last_digits_only_is_alike(site, tmp_path):

@@ -86,10 +86,20 @@ def cifar_arena(data: str, origin: Path) -> scenario.Scenario:
     return scenario.parse(text, name="cifar", origin=origin / "cifar.toml")
 
 
-def test_the_arena_on_cifar10_files(cifar_folder, deciding):  # noqa: F811
-    found = cifar_arena(f'data = "{cifar_folder.name}"', cifar_folder.parent)
-    simulated = scenario.system(found, 0)
-    assert (simulated.job.samples, simulated.job.name) == (20, "cifar")
+@pytest.fixture
+def on_cifar(cifar_folder):  # noqa: F811
+    return scenario.system(cifar_arena(f'data = "{cifar_folder.name}"', cifar_folder.parent), 0)
+
+
+def test_the_arena_on_cifar10_files_is_theirs(on_cifar):
+    assert (on_cifar.job.samples, on_cifar.job.name) == (20, "cifar")
+    first = next(mltuner(on_cifar.job, as_printed=True, start_clocks=0))
+    assert 0 <= on_cifar.perform(first).accuracy <= 1
+
+
+@pytest.mark.slow
+def test_a_whole_run_on_cifar10_files(on_cifar, deciding):
+    simulated = on_cifar
     tuner = mltuner(simulated.job, as_printed=True, start_clocks=0, most_trials=3, retune=False, snapshot="none")
     three_at_most(at_once(tuner, simulated, deciding))
     assert simulated.now >= 20 or simulated.status == "target"

@@ -149,6 +149,7 @@ def test_seconds_per_iteration(name, label):
     assert iteration_seconds(name, row) == pytest.approx(row[-1], rel=PROMISED[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "few", "many", "within"), [("tf36-logr", "average", "best", 0.12), ("tf36-cifar", "worst", "best", 0.10)]
 )
@@ -162,6 +163,7 @@ def test_iterations_against_workers(name, few, many, within):
     assert pushes[many] / pushes[few] == pytest.approx(rows[many][5] / rows[few][5], rel=within)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("label", "within"), [("average", 0.20), ("tfonline", 0.10), ("best", 0.10)])
 def test_rounds_of_the_synchronous_job(label, within):
     """Table III, ImageNet8: summed gradients make rounds fall as workers rise. Worst, 3975 rounds, takes 25 % fewer here."""

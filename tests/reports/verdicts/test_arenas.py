@@ -110,6 +110,18 @@ def test_where_a_tuner_does_nothing_it_does_not_apply():
     assert found.comparison.leader == "x"  # of those that apply to nearly all
 
 
+def test_rows_are_in_the_order_of_the_ratios_shown_and_every_tuner_has_a_rank():
+    """Where `often` does not apply, which is in arenas that are hard for all, it would have been slower than `always`."""
+    hard = {"fixed": 100, "always": lambda i: 90 if i < 4 else 40, "often": lambda i: None if i < 4 else 42}
+    found = arenas_of(played(hard | {"best_fixed": 30}, noise=0.0), NAMES)
+    assert found.rows["tuner"].to_list() == ["often", "always", "fixed"]
+    assert found.rows["ratio"].is_sorted()
+    assert row(found, "always")["mean_rank"] == 1.0
+    assert row(found, "often")["mean_rank"] == 2.0
+    assert row(found, "fixed")["mean_rank"] == pytest.approx((4 * 2 + 8 * 3) / 12)
+    assert np.allclose(np.exp(np.nanmean(found.log_ratio, axis=0)), found.rows["ratio"])
+
+
 def test_a_tuner_that_leaves_one_arena_in_ten_alone_may_lead():
     results = played({"fixed": 100, "x": 50})
     fixed = results.scores.filter(pl.col("tuner") == "fixed")

@@ -46,7 +46,14 @@ print(json.dumps(counts))
 """
 
 
-@pytest.mark.parametrize(("name", "first"), [("digits", 4), ("digits-logistic", 3), ("mltuner-clouds", 4)])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("digits", 4),
+        pytest.param("digits-logistic", 3, marks=pytest.mark.slow),
+        pytest.param("mltuner-clouds", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_compiles_as_many_programs_as_before_none_for_more_clocks_and_one_for_the_first_change(name, first):
     """A run's first parameters where they are drawn, its first state, its launch, and `advance`: every other operation
     before the first push is NumPy's, because outside of a program JAX compiles each. The first change of a setting takes

@@ -180,7 +180,7 @@ class Functions(NamedTuple):
     correct: Callable
 
 
-@pytest.mark.parametrize("name", LEARNS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sentences-lm" else n for n in LEARNS])
 def test_learns(name):
     made = workload(name)
     proxy, rate = made.proxy, np.float32(made.learning_rate)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.support.toy import job
@@ -20,13 +21,13 @@ def played(seconds, ended=(), seeds=3):
     batches = []
     for batch in search(job(), ended, seeds, known):
         batches.append(batch)
-        for setting, seed in batch:
+        for setting, seed, limit in batch:
             assert (setting, seed) not in ran
-            ran[setting, seed] = seconds(setting, seed)
+            ran[setting, seed] = seconds(setting, seed, limit)
     return batches, ran
 
 
-def distance(setting, seed):
+def distance(setting, seed, limit=math.inf):
     """Least at a learning rate of 0.3, with a little of every seed."""
     return 100 + 50 * abs(math.log(setting.learning_rate / 0.3)) + seed
 
@@ -55,11 +56,11 @@ def test_the_local_search_improves_on_random_settings():
 def test_only_the_best_of_a_stage_are_run_on_every_seed():
     batches, ran = played(distance)
     start, *drawn = candidates(job())
-    assert batches[0] == [(start, seed) for seed in range(3)]
-    assert batches[1] == [(setting, 0) for setting in drawn]
-    assert {setting for setting, _ in batches[2]} <= set(drawn)
-    assert len({setting for setting, _ in batches[2]}) <= 3
-    assert {seed for _, seed in batches[5]} <= {0}  # neighbours are screened on the first seed
+    assert batches[0] == [(start, seed, math.inf) for seed in range(3)]
+    assert batches[1] == [(setting, 0, 1.1 * distance(start, 0)) for setting in drawn]
+    assert {setting for setting, _, _ in batches[2]} <= set(drawn)
+    assert len({setting for setting, _, _ in batches[2]}) <= 3
+    assert {seed for _, seed, _ in batches[5]} <= {0}  # neighbours are screened on the first seed
     later = {s for s, seed in ran if seed == 1} - {start}
     assert 0 < len(later) <= 4 * 3
 
@@ -70,6 +71,28 @@ def test_a_search_that_is_made_again_with_the_same_answers_wants_the_same():
     for batch in search(job(), [], 3, lambda setting, seed: ran[setting, seed]):
         again.append(batch)
     assert again == first
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("scale", [0.02, 1.0])
+def test_runs_that_are_stopped_at_their_limits_change_no_choice(seeds, scale):
+    """Where settings are far apart, and where all take about as long."""
+    ended, stopped = job().space.sample(np.random.default_rng(0)), []
+
+    def taken(setting, seed, limit):
+        return 100 + scale * (distance(setting, seed) - 100)
+
+    def limited(setting, seed, limit):
+        seconds = taken(setting, seed, limit)
+        stopped.append(seconds >= limit)
+        return math.inf if seconds >= limit else seconds
+
+    batches, ran = played(taken, [job().space.setting(ended)], seeds)
+    again, known = played(limited, [job().space.setting(ended)], seeds)
+    assert again == batches
+    whole = {key: seconds for key, seconds in known.items() if seconds < math.inf}
+    assert best(whole, seeds) == best(ran, seeds)
+    assert any(stopped) == (scale == 1.0)
 
 
 def test_with_one_seed_everything_is_run_once():

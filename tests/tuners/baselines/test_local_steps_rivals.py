@@ -91,10 +91,12 @@ def seconds(tuner, seed=0):
     return harness.play("slow-link", tuner, seed=seed).score.completion_seconds
 
 
+@pytest.mark.slow
 def test_dilocos_gain_is_not_its_outer_optimizers_alone():
     assert seconds("diloco") < 0.5 * seconds("diloco[steps=1]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuner", ["local_sgd", "diloco", "adacomm"])
 def test_local_steps_pay_where_a_push_takes_longer_than_a_mini_batch(tuner):
     assert seconds(tuner) < 0.6 * seconds("fixed")
@@ -198,12 +200,14 @@ def unequal_seconds(tuner, seed=0):
     return harness.play(_unequal_speeds(), tuner, seed=seed).score.completion_seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuner", ["dylu", "fedbuff"])
 def test_workers_of_unequal_speed_need_no_equal_rounds(tuner):
     """Nguyen et al.: 3.3 times as fast as synchronous rounds; Liu et al.: sooner with local steps by speed."""
     assert unequal_seconds(tuner) < 0.6 * unequal_seconds("local_sgd")
 
 
+@pytest.mark.slow
 def test_a_quorum_is_faster_than_waiting_for_workers_that_sleep():
     took = {
         t: sum(harness.play(_sleepers(), t, seed=s).score.completion_seconds for s in range(2))

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
+from simulators.engine import loop
+from tests.support.small_jobs import learning
 from tests.support.toy import job
 from tests.tuners.bespoke_bo.test_schedules import JOB, Fake
 from tests.tuners.test_policies import MASKS, ORDERS, K, groups, run
@@ -20,6 +22,8 @@ from tuners.baselines.adasync import adasync, adasync_policy
 from tuners.baselines.dbw import dbw, dbw_policy
 from tuners.baselines.lb_bsp import balanced, lb_bsp
 from tuners.baselines.ringmaster import ringmaster, ringmaster_policy, threshold
+from tuners.baselines.rivals.ata import ata_policy
+from tuners.policies import buffered
 from tuners.testing import check_tuner
 
 
@@ -90,6 +94,7 @@ def test_ringmasters_threshold_is_the_papers():
     assert asked == ["ringmaster(3)", "ringmaster(7)"]  # without the ratio, the number of workers
 
 
+@pytest.mark.slow
 def test_ringmaster_is_faster_than_asp_where_most_workers_are_slow():
     """Maranjyan et al., Section G: the stalest gradients do more harm than good."""
     assert seconds("slow majority", "ringmaster") < 0.85 * seconds("slow majority", "fixed")
@@ -138,6 +143,7 @@ def _rounds(policy, loss):
             group = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arena", ["averaged", "one by one"])
 def test_dbw_is_faster_than_waiting_for_all(arena):
     """Xu et al.: without a number of backup workers that has to be tuned. The README has fixed numbers beside it."""
@@ -167,6 +173,7 @@ def test_adasyncs_k_grows_with_the_inverse_root_of_the_loss():
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.slow
 def test_adasync_is_faster_than_bsp_where_workers_fall_asleep():
     assert seconds("one by one", "adasync") < seconds("one by one", "fixed")
 
@@ -216,6 +223,7 @@ def _rounds_between_restarts(size):
     raise AssertionError("the sleeper never starts over")
 
 
+@pytest.mark.slow
 def test_abs_is_faster_than_bsp_where_workers_fall_asleep():
     assert seconds("one by one", "abs") < seconds("one by one", "fixed")
 
@@ -244,12 +252,28 @@ def test_lb_bsp_keeps_the_contract():
     check_tuner(lb_bsp, systems={"fake": lambda seed: Fake(), "loses a node": lambda seed: Fake(3000.0)}, most=60)
 
 
+@pytest.mark.slow
 def test_lb_bsp_is_faster_than_equal_batches_on_unequal_machines():
     """Chen et al.: up to 54 % faster."""
     assert seconds("boat-digits", "lb_bsp") < 0.6 * seconds("boat-digits", "fixed")
 
 
 # ----------------------------------------------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [ringmaster_policy(3), dbw_policy(5), adasync_policy(2), abs_policy(2, 1.5), ata_policy(1, 0.25), buffered(2)],
+    ids=lambda policy: policy.name.partition("(")[0],
+)
+def test_the_engine_can_be_compiled_with_the_policy(policy):
+    """Its shapes and types; compiling it would take ten times as long."""
+    simulated = learning()
+    simulated.perform(Install(policy))
+    run = simulated.branches[0]
+    facts = (run.program, run.context.data, run.inputs, run.state, np.int32(10), np.float64(np.inf))
+    traced = loop.advance.jitted.trace(*facts, rows=10)
+    assert jax.tree.structure(traced.out_info[0]) == jax.tree.structure(run.state)
 
 
 @pytest.mark.parametrize("factory", [ringmaster, dbw, adasync, adaptive_bounded_staleness], ids=lambda f: f.__name__)

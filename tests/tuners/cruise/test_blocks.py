@@ -156,6 +156,7 @@ def seconds(tuner, seed=0):
     return score.completion_seconds
 
 
+@pytest.mark.slow
 def test_in_the_arena_placement_decides():
     """Simulated seconds to the target; the README of the baselines has more seeds."""
     assert seconds("cruise[blocks=true]") < 0.6 * seconds("fixed")

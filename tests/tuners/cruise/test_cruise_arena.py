@@ -102,7 +102,7 @@ def test_a_wide_server_serves_narrow_workers_side_by_side():
 
 # -------------------------------------------------------------------------------------------------- three kinds of machines
 
-CLUSTERS = ("three-a", "three-b")
+CLUSTERS = ("three-a", pytest.param("three-b", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -117,6 +117,7 @@ def test_without_a_queue_the_limit_of_busy_servers_is_farther_off(name):
     assert reached(name, MODELS["limit"], 0)[0] > 1.065
 
 
+@pytest.mark.slow
 def test_on_three_kinds_of_machines_the_public_codes_model_can_be_far_off():
     """Each narrow worker seems to occupy the servers, so that too few machines work."""
     assert reached("three-b", MODELS["code"], 0)[0] > 1.5

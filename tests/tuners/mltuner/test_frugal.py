@@ -12,7 +12,7 @@ from harness.drive import play
 from tests.support.forest import NODES, RATE, START, Forest, falls, job
 from tuners.actions import Evaluate, Fork, Free, Run, Space, Target
 from tuners.mltuner import mltuner
-from tuners.mltuner.frugal import seconds_left
+from tuners.mltuner.time_left import seconds_left
 from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 from tuners.toys import toys

@@ -57,7 +57,7 @@ def test_a_space_of_one_point_has_one_proposal(kind):
     assert found == [{"learning_rate": 0.01, "batch_size": 10}]
 
 
-@pytest.mark.parametrize("kind", ["tpe", "gp"])
+@pytest.mark.parametrize("kind", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 def test_what_learns_does_better_than_chance(kind):
     """Thirty proposals on the hill, over three seeds."""
 

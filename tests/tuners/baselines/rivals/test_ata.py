@@ -74,6 +74,7 @@ def worked(tuner, seed):
     return played.score.completion_seconds, sum(float(w.pushes.compute_seconds.sum()) for w in windows)
 
 
+@pytest.mark.slow
 def test_ata_takes_less_work_than_the_greedy_way_and_less_time_than_equal_shares():
     """Maranjyan et al.: as fast as knowing the best allocation, at a fraction of the greedy way's worker seconds."""
     seconds, work = np.sum([worked("ata", s) for s in range(3)], axis=0)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import harness
 from tests.tuners.bespoke_bo.test_schedules import JOB, Fake
 from tuners.actions import Reconfigure
@@ -29,6 +31,7 @@ def test_within_the_dead_band_nothing_changes():
     assert changed_most(before, after) == (0.25 if before.loads[0][0] else 0)
 
 
+@pytest.mark.slow
 def test_omnilearn_is_faster_than_equal_batches_on_unequal_machines():
     """Tyagi and Sharma: training takes 14 to 85 % less time."""
     arena = harness.scenario("boat-digits", name="boat")

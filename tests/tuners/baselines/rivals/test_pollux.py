@@ -87,6 +87,7 @@ def seconds(tuner, seed=0):
     return harness.play(_small_batches(), tuner, seed=seed).score.completion_seconds
 
 
+@pytest.mark.slow
 def test_pollux_is_faster_than_the_batch_of_the_start():
     """Qiao et al.: average completion 37 to 50 % less than with batches that users choose."""
     assert seconds("pollux") < 0.7 * seconds("fixed")

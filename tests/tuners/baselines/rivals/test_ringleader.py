@@ -218,16 +218,19 @@ def malenia(job):
     yield from Install(SyncPolicy("malenia", jnp.zeros_like, decide, table=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_it_is_sooner_than_asp_where_slow_workers_have_data_of_their_own(seed):
     """Each at the best of the rates .02, .05, .1, .2, .5 and 1 with seed 0; the README of the baselines has more seeds."""
     assert seconds("ringleader", 0.2, seed) < 0.9 * seconds("fixed", 0.5, seed)
 
 
+@pytest.mark.slow
 def test_a_table_serves_other_rules():
     assert seconds(malenia, 1.0) < 0.9 * seconds("fixed", 0.5)
 
 
+@pytest.mark.slow
 def test_ringmaster_drops_what_ringleader_keeps():
     """Slow workers' gradients are always late: without their classes the target is out of reach."""
     assert seconds("ringmaster", 0.2) == float("inf")
