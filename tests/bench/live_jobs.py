@@ -18,8 +18,10 @@ import zmq
 from numpy.typing import NDArray
 
 from harness.live.processes.emulated_links import EmulatedLinks, in_network
+from harness.live.processes.host import keep_memory
 from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
+from harness.live.server.optimizer import Rates, step
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed, WorkerTask
 from tests.live.support.ones import ONES
@@ -126,7 +128,9 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _serve(told: Connection, place: str, network: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
+def _serve(told: Connection, place: str, network: str, floats: int, keys: tuple[bytes, bytes] | None, steps: bool) -> None:
+    keep_memory()
+
     def opened() -> zmq.Socket[bytes]:
         router = zmq.Context().socket(zmq.ROUTER)
         if keys is not None:
@@ -139,11 +143,18 @@ def _serve(told: Connection, place: str, network: str, floats: int, keys: tuple[
     told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)
     while True:
-        caller, _ = router.recv_multipart(copy=False)
+        caller, gradient = router.recv_multipart(copy=False)
+        if steps:
+            pushed, made = np.frombuffer(gradient.buffer, np.float32), np.empty(floats, np.float32)
+            parameters = step("sgd", parameters, {}, pushed, Rates(1.0, 0.0, 1), made)
         router.send_multipart([caller, parameters], copy=False)
 
 
-def _work(told: Connection, places: list[str], network: str, floats: int, keys: tuple[bytes, bytes] | None) -> None:
+def _work(
+    told: Connection, places: list[str], network: str, floats: int, keys: tuple[bytes, bytes] | None, steps: bool
+) -> None:
+    keep_memory()
+
     def opened() -> list[zmq.Socket[bytes]]:
         context = zmq.Context()
         made = [context.socket(zmq.DEALER) for _ in places]
@@ -162,17 +173,28 @@ def _work(told: Connection, places: list[str], network: str, floats: int, keys: 
         for _ in range(iterations):
             for dealer in dealers:
                 dealer.send(gradient, copy=False)
-            for dealer in dealers:
-                assert len(dealer.recv(copy=False)) == gradient.nbytes
+            model = np.empty(floats * len(dealers), np.float32)
+            for number, dealer in enumerate(dealers):
+                part = dealer.recv(copy=False)
+                assert len(part) == gradient.nbytes
+                if steps:
+                    model[number * floats : (number + 1) * floats] = np.frombuffer(part.buffer, np.float32)
         told.send((time.perf_counter() - began) / iterations)
 
 
 class PingPong:
     """Workers send a model's bytes to servers and receive as many, with pyzmq alone; `encrypted` by CURVE. With `links`,
-    each process is behind the link of its node, as in a live job."""
+    each process is behind the link of its node, as in a live job. With `steps`, servers step their parameters by what they
+    receive, and workers put the model together, which no parameter server can leave out."""
 
     def __init__(
-        self, size: int, place: str = "tcp://127.0.0.1:*", *, encrypted: bool = False, links: EmulatedLinks | None = None
+        self,
+        size: int,
+        place: str = "tcp://127.0.0.1:*",
+        *,
+        encrypted: bool = False,
+        links: EmulatedLinks | None = None,
+        steps: bool = False,
     ) -> None:
         keys = zmq.curve_keypair() if encrypted else None
         spawn = multiprocessing.get_context("spawn")
@@ -187,11 +209,11 @@ class PingPong:
 
         part, at = size // SERVERS, {node: ("", "") if links is None else links.of(node) for node in NODES}
         servers = [
-            started(_serve, f"tcp://{host}:*" if host else place, network, part, keys)
+            started(_serve, f"tcp://{host}:*" if host else place, network, part, keys, steps)
             for host, network in map(at.__getitem__, NODES[WORKERS:])
         ]
         places = [c.recv() for c in servers]
-        self._workers = [started(_work, places, at[node][1], part, keys) for node in NODES[:WORKERS]]
+        self._workers = [started(_work, places, at[node][1], part, keys, steps) for node in NODES[:WORKERS]]
 
     def iteration_seconds(self, iterations: int) -> float:
         for worker in self._workers:

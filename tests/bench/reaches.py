@@ -77,6 +77,8 @@ REACHES = {
     "live curve 10000": Reach("live cycle, TCP / bare pyzmq, TCP, both with CURVE: 10,000 parameters", 4.0),
     "live curve 1000000": Reach("live cycle, TCP / bare pyzmq, TCP, both with CURVE: 1,000,000 parameters", 1.6),
     "live tcp 1000000": Reach("live cycle, TCP / bare pyzmq, TCP, in networks of the job's own: 1,000,000 parameters", 1.6),
+    "live steps 10000": Reach("live cycle, TCP / bare pyzmq that steps and assembles, too: 10,000 parameters", 4.0),
+    "live steps 1000000": Reach("live cycle, TCP / bare pyzmq that steps and assembles, too: 1,000,000 parameters", 1.6),
     "live ray 10000": Reach("live cycle, Ray calls / pyzmq, TCP: 10,000 parameters", 1.0, at_least=True),
     "live ray 1000000": Reach("live cycle, Ray calls / pyzmq, TCP: 1,000,000 parameters", 1.0, at_least=True),
     "live actors 10000": Reach("live cycle / plain Ray actors: 10,000 parameters", 1.0),

@@ -75,16 +75,20 @@ def test_iteration_against_bare_ping_pong(
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(("size", "iterations"), [(10_000, 500), (1_000_000, 200)])
-def test_iteration_in_networks_of_the_jobs_own(benchmark: Any, offers: Any, size: int, iterations: int) -> None:
-    """As with `--emulate`, but behind links that are not limited: TCP, and neither side encrypts."""
+@pytest.mark.parametrize(("name", "steps"), [("live tcp", False), ("live steps", True)])
+def test_iteration_in_networks_of_the_jobs_own(
+    benchmark: Any, offers: Any, size: int, iterations: int, name: str, steps: bool
+) -> None:
+    """As with `--emulate`, but behind links that are not limited: TCP, and neither side encrypts. Beside the bare exchange
+    of bytes, one in which servers step the model and workers put it together."""
     rates = dict.fromkeys(NODES, float("inf"))
     with (
         live_job(offers, size, rates=rates) as job,
         emulated_links(rates) as links,
-        closing(PingPong(size, links=links)) as bare,
+        closing(PingPong(size, links=links, steps=steps)) as bare,
     ):
         try:
-            by_turns(benchmark, f"live tcp {size}", job, bare, iterations)
+            by_turns(benchmark, f"{name} {size}", job, bare, iterations)
         finally:
             assert_every_push_counted(job)
 

@@ -15,6 +15,8 @@ from tuners.settings import Choice
 __all__ = ["Candidates", "highest", "lowest", "options"]
 
 _MOST_SPLITS = 400  # roles of machines that are compared
+_MOST_SIZES = 6  # of mini-batches within a range, beside the smallest
+_ROUNDING = 1e-9  # of the number of steps to the end of a range
 
 
 class Candidates:
@@ -27,7 +29,7 @@ class Candidates:
         """Settings of the system on machines that are there."""
         space, now = self._job.space, self._training.setting
         bits = options(space.knob("transfer_bits")) or [now.transfer_bits]
-        sizes = options(space.knob("batch_size")) or [now.batch_size]
+        sizes = _sizes(space.knob("batch_size"), now.batch_size)
         threads = space.knob("intra_threads")
         intra = sorted({now.intra_threads, int(highest(threads))}) if threads is not None else [now.intra_threads]
         for roles in self._placements():
@@ -82,6 +84,17 @@ class Candidates:
 def options(knob: Any) -> list[Any]:
     """The options of a knob; none where it is an interval or is held."""
     return list(knob.options) if isinstance(knob, Choice) else []
+
+
+def _sizes(knob: Any, now: int) -> list[Any]:
+    """Mini-batches to choose from: the options of a knob, or the present one and some of a range, at least a factor of two
+    apart."""
+    if knob is None or isinstance(knob, Choice):
+        return options(knob) or [now]
+    low, high = max(lowest(knob), 1.0), highest(knob)
+    factor = max(2.0, (high / low) ** (1 / _MOST_SIZES))
+    steps = math.floor(math.log(high / low) / math.log(factor) + _ROUNDING)
+    return sorted({now, *(int(knob.nearest(low * factor**step)) for step in range(steps + 1))})
 
 
 def highest(knob: Any) -> float:

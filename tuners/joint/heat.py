@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from tuners.actions import Job, Setting
 from tuners.joint.rate_prior import rate_prior
@@ -38,6 +38,7 @@ __all__ = [
 BATCH_GAIN = 0.5
 """A mini-batch of b samples bears b^0.5 times the rate, and adds b^0.5 to the progress of a push."""
 
+_SMALL = math.log(1.5)  # a factor below this is a correction, and does not ask for another one of a few rates
 _OUTER_MEDIAN, _OUTER_DEVIATION = 7.0, math.log(2.0)  # of effective outer rates: DiLoCo's, 0.7 with a momentum of 0.9
 
 
@@ -87,7 +88,7 @@ class Heat(Protocol):
 class RateHeat:
     """The effective rate, for one worker and one sample: without momentum, as long as the rate's knob reaches so far."""
 
-    rate: Real
+    rate: Real | Choice  # of options, those above 0 count
     momentum: Real | None
     expected: Expected | None = None
     steps: bool = False
@@ -113,15 +114,44 @@ class RateHeat:
     def scaled(self, setting: Setting, factor: float) -> Setting:
         effective, momentum = self._effective(setting) * factor, getattr(setting, self._momentum)
         if self.momentum is not None:
-            momentum = self.momentum.low
-            if effective * (1 - momentum) > self.rate.high:
-                momentum = min(max(1 - self.rate.high / effective, self.momentum.low), self.momentum.high, 0.9)
-        rate = min(max(effective * (1 - momentum), self.rate.low), self.rate.high)
-        made: dict[str, Any] = {self.rate.name: float(rate), self._momentum: float(momentum)}
+            momentum, highest = self.momentum.low, _highest(self.rate)
+            if effective * (1 - momentum) > highest:
+                momentum = min(max(1 - highest / effective, self.momentum.low), self.momentum.high, 0.9)
+        wanted = effective * (1 - momentum)
+        if isinstance(self.rate, Real):
+            rate = float(min(max(wanted, self.rate.low), self.rate.high))
+        else:
+            rate = _option(_rates(self.rate), wanted, getattr(setting, self.rate.name), factor)
+        made: dict[str, Any] = {self.rate.name: rate, self._momentum: float(momentum)}
         return replace(setting, **made)
 
     def words(self, setting: Setting) -> str:
         return f"effective {'outer ' if self.is_outer else ''}rate {self._effective(setting):.3g}"
+
+
+def _rates(knob: Any) -> list[float]:
+    """The options of a knob that are rates, in ascending order; none for a range."""
+    options = knob.options if isinstance(knob, Choice) else ()
+    return sorted(o for o in options if isinstance(o, int | float) and not isinstance(o, bool) and o > 0)
+
+
+def _is_axis(knob: Any) -> TypeGuard[Real | Choice]:
+    """Whether rates can be searched along a knob: a range, or two rates or more."""
+    return isinstance(knob, Real) or len(_rates(knob)) > 1
+
+
+def _highest(knob: Real | Choice) -> float:
+    return knob.high if isinstance(knob, Real) else _rates(knob)[-1]
+
+
+def _option(rates: list[float], wanted: float, now: float, factor: float) -> float:
+    """The rate that is nearest to `wanted`, by their ratio. Where that is the present one, `now`, although `factor` asks for
+    another one, the next in its direction, if there is one."""
+    nearest = min(rates, key=lambda rate: abs(math.log(rate / wanted)))
+    if nearest != now or abs(math.log(factor)) < _SMALL:
+        return nearest
+    further = [rate for rate in rates if (rate > now if factor > 1 else rate < now)]
+    return min(further, key=lambda rate: abs(rate - now), default=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +221,7 @@ def as_hot(axis: Heat | None, setting: Setting, like: Setting) -> Setting:
 def outer_heat(job: Job, *, prior: bool = True) -> RateHeat | None:
     """The servers' rate for what local steps have changed; None where it is held."""
     rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
-    if not isinstance(rate, Real):
+    if not _is_axis(rate):
         return None
     expected = Expected(_OUTER_MEDIAN if _in_rounds(job) else 1.0, _OUTER_DEVIATION) if prior else None
     return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
@@ -206,9 +236,9 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     """The axis of this job; None where nothing that makes learning hotter is free. Without `prior` no heat is expected."""
     space = job.space
     rate, momentum = space.knob("learning_rate"), space.knob("momentum")
-    if isinstance(rate, Real):
+    if _is_axis(rate):
         share = rate_prior()
-        expected = Expected(share.median * rate.high, share.deviation) if prior else None
+        expected = Expected(share.median * _highest(rate), share.deviation) if prior else None
         return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
     outer = outer_heat(job, prior=prior)
     if outer is not None:

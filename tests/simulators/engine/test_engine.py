@@ -148,7 +148,9 @@ def compared(made, policy, staleness, pushes=50):
     assert_agree(window, simulated, Oracle(cluster, workload, setting, around, plain, seed, MODEL).run(pushes))
 
 
+# Each policy, with each bound, is a program of its own. Other bounds: test_policies.py.
 BOUNDED = st.sampled_from([("bsp", 0), ("asp", 0), ("ssp", 1), ("ssp", 3)])
+TWO = st.sampled_from([("bsp", 0), ("ssp", 1)])  # for other networks and updates, which do not see the policy
 
 
 @slow_to_compile
@@ -158,32 +160,32 @@ def test_max_min_sharing_with_every_push_applied(made, policy):
 
 
 @slow_to_compile
-@given(jobs(discipline="fifo", aggregation="sum"), BOUNDED)
+@given(jobs(discipline="fifo", aggregation="sum"), TWO)
 def test_first_come_first_served_with_sums(made, policy):
     compared(made, *policy)
 
 
 @slow_to_compile
-@given(jobs(control_queue=0.8), BOUNDED)
+@given(jobs(control_queue=0.8), TWO)
 def test_requests_that_wait_behind_the_pushes_of_others(made, policy):
     compared(made, *policy)
 
 
 @slow_to_compile
-@given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), BOUNDED)
+@given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_workers_that_serve_with_means_and_momentum(made, policy):
     compared(made, *policy)
 
 
 @slow_to_compile
-@given(jobs(queue=False, optimizer="adarevision"), st.integers(0, 3))
+@given(jobs(queue=False, optimizer="adarevision"), st.sampled_from([0, 2]))
 def test_dynamic_bounds_with_revised_rates(made, low):
     """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
     compared(made, "dssp", low)
 
 
 @slow_to_compile
-@given(jobs(), st.sampled_from([("discard", 0), ("discard", 1), ("discard", 2), ("admit", 0), ("admit", 1), ("admit", 2)]))
+@given(jobs(), st.sampled_from([("discard", 0), ("discard", 2), ("admit", 0), ("admit", 2)]))
 def test_bounds_on_the_age_of_gradients(made, policy):
     compared(made, *policy)
 
@@ -209,7 +211,7 @@ def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
 
 
 @settings(slow_to_compile, max_examples=25)
-@given(jobs(), st.integers(0, 5))
+@given(jobs(), st.sampled_from([0, 1, 4]))
 def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
     cluster, workload, setting, around, seed = whole_job(made)
     setting, _ = named(setting, "ssp", bound)

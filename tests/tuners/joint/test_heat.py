@@ -10,6 +10,7 @@ from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, ou
 from tuners.settings import Choice, Integer, Real
 
 RATE = Real("learning_rate", 0.001, 1.0, log=True)
+RATES = Choice("learning_rate", (0.1, 0.0, 1, 0.001, 0.01))
 MOMENTUM = Real("momentum", 0.0, 0.95)
 POLICY = Choice("policy", ("bsp", "asp", "ssp"))
 BOUND = Integer("staleness", 0, 8)
@@ -29,6 +30,8 @@ def keep(workers: int) -> Setting:
     ("knobs", "start", "kind"),
     [
         ((RATE, MOMENTUM, POLICY, COUNT), "asp", RateHeat),
+        ((RATES, COUNT), "asp", RateHeat),  # a job with five rates to choose from kept the first, and missed its target
+        ((Choice("learning_rate", (0.1,)), COUNT), "asp", WorkerHeat),
         ((POLICY, BOUND, COUNT), "asp", PolicyHeat),
         ((COUNT,), "asp", WorkerHeat),
         ((COUNT,), "bsp", type(None)),  # `tf36-imagenet8` came down to 2 workers of 31, as if fewer were cooler
@@ -50,6 +53,19 @@ def test_momentum_carries_the_rate_beyond_its_knob_and_is_dropped_below():
     assert (cool.learning_rate, cool.momentum) == (pytest.approx(0.48), 0.0)
     assert axis.of(axis.scaled(start, 1e9)) == pytest.approx(10.0 * stress(start))  # momentum 0.9 at most
     assert axis.scaled(start, 1e-9).learning_rate == 0.001
+
+
+def test_of_rates_to_choose_from_every_step_takes_another_one():
+    axis, start = RateHeat(RATES, None), replace(job().start, learning_rate=0.001)
+    seen = [start.learning_rate]
+    for factor in (2.0, 2.0, 20.0, 2.0, 2.0, 0.5, 0.1, 0.5, 0.5):
+        start = axis.scaled(start, factor)
+        seen.append(start.learning_rate)
+    assert seen == [0.001, 0.01, 0.1, 1, 1, 1, 0.1, 0.01, 0.001, 0.001]
+    assert isinstance(replace(axis.scaled(start, 1e9)).learning_rate, int)  # the option itself, which the knob contains
+    # A small correction, as when a machine is lost, changes the rate only if another one is nearer.
+    assert axis.scaled(start, 1.4).learning_rate == 0.001
+    assert axis.scaled(replace(start, learning_rate=0.1), 1.0).learning_rate == 0.1
 
 
 def test_a_rate_is_hotter_where_more_workers_do_not_wait_and_cooler_with_larger_mini_batches():
