@@ -177,12 +177,16 @@ class Training:
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
         clocks, every = self._least_clocks(), self._check_clocks
-        if every and every <= 2 * clocks:
-            clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
-        elif self._system.knows:
+        longer, paid = clocks, 0.0  # pushes
+        if self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
-            dear = self.job.evaluate_seconds / _EVALUATION_SHARE / self._system.push_seconds(self.setting)
-            clocks = max(clocks, min(math.ceil(dear), 4 * clocks))
+            paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)
+            longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
+        # The job's own validation is free, and often comes before the end of such an evaluation.
+        if every and every <= max(2 * clocks, longer + paid):
+            clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
+        else:
+            clocks = longer
         before = self.level
         yield from self.run(clocks, why)
         if math.isnan(self.level):
