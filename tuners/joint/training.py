@@ -40,6 +40,7 @@ Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
+_DEAR_SHARE = 0.2  # of the longest window: an evaluation that takes more is left to the job itself
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
@@ -177,13 +178,14 @@ class Training:
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
         clocks, every = self._least_clocks(), self._check_clocks
-        longer, paid = clocks, 0.0  # pushes
+        longer, dear = clocks, False
         if self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
-            paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)
+            paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
             longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
-        # The job's own validation is free, and often comes before the end of such an evaluation.
-        if every and every <= max(2 * clocks, longer + paid):
+            # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
+            dear = paid > _DEAR_SHARE * longer and every <= longer + paid
+        if every and (dear or every <= 2 * clocks):
             clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
         else:
             clocks = longer
