@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -31,6 +32,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["with_lines"] = _safe_lines
+    environment.filters["with_names"] = _safe_names
     here = resources.files("reports.templates")
     css = here.joinpath("page.css").read_text(encoding="utf-8")
     environment.globals["css"] = Markup(css)  # noqa: S704 - our own file
@@ -47,6 +49,11 @@ def _safe(value: object) -> Markup:
 def _safe_lines(value: str) -> Markup:
     """The same for a text whose line ends and tabs are to be seen."""
     return _escaped(value, "\u00a0\n\t")
+
+
+def _safe_names(value: str) -> Markup:
+    """The same for a sentence in which names stand between backticks."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_escaped(value, "\u00a0"))))  # noqa: S704 - escaped before
 
 
 def _escaped(text: str, kept: str) -> Markup:

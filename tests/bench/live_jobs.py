@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,8 @@ def _serve(told: Connection, place: str, network: str, floats: int, keys: tuple[
         router.bind(place)
         return router
 
+    # Without a folder for temporary files, ZeroMQ makes its own for a Unix socket, and leaves it in the present one.
+    os.environ.setdefault("TMPDIR", tempfile.gettempdir())
     router = in_network(network, opened)
     told.send(router.getsockopt_string(zmq.LAST_ENDPOINT))
     parameters = np.zeros(floats, np.float32)

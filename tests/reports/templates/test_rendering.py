@@ -35,6 +35,16 @@ def test_values_are_escaped_and_lose_control_characters():
     assert '<p class="lead">&lt;i&gt;&#x27;  \u00a0&amp;&quot;</p>' in text
 
 
+def test_names_between_backticks_are_set_as_code():
+    shown = fill(
+        "replayed.html.j2",
+        title="a page",
+        lead="",
+        sections=[{"name": "n", "summary": "of `a<b` and `c", "roles": [], "drawings": [], "verdict": None}],
+    )
+    assert "<p>of <code>a&lt;b</code> and `c</p>" in shown
+
+
 def test_a_missing_value_is_an_error():
     with pytest.raises(jinja2.UndefinedError, match="'lead' is undefined"):
         fill("fidelity.html.j2", **{name: value for name, value in VALUES.items() if name != "lead"})
