@@ -178,17 +178,16 @@ class Training:
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
         clocks, every = self._least_clocks(), self._check_clocks
-        longer, dear = clocks, False
-        if self._system.knows:
+        validates = 0 < every <= 2 * clocks  # the job itself, soon enough
+        if not validates and self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
             longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
             # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
-            dear = paid > _DEAR_SHARE * longer and every <= longer + paid
-        if every and (dear or every <= 2 * clocks):
+            validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
+            clocks = clocks if validates else longer
+        if validates:
             clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
-        else:
-            clocks = longer
         before = self.level
         yield from self.run(clocks, why)
         if math.isnan(self.level):

@@ -55,9 +55,8 @@ def frugal(job: Job, *, tuned: Which = "all", copies: int = 1) -> Tuner:
     """Train, and try other settings as far as that pays. A job without free tunables, or without losses, runs as it is."""
     if no_move_is_free(job, tuned):
         return
-    known = moves(job, tuned, copies=copies)
-    segments = Segments(job, known)
-    trials = _Trials(segments, known)
+    segments = Segments(job, moves(job, tuned, copies=copies))
+    trials = _Trials(segments)
     while (yield from segments.segment()):
         trials.recall()
         while trials.worthwhile() is not None:
@@ -72,7 +71,6 @@ class _Trials:
     """Which trials are worth their time, and what comes of them."""
 
     segments: Segments
-    moves: tuple[Move, ...]
     beliefs: Beliefs = field(default_factory=Beliefs)
     tried: list[tuple[int | None, Setting]] = field(default_factory=list)  # from which snapshot, and under which setting
 
@@ -102,7 +100,7 @@ class _Trials:
             fall = 0.0
         # A single loss that is no better may be noise.
         stuck = not (learns and segments.trained_seconds) or segments.idle >= _PLATEAU
-        possible = [m for m in self.moves if self.changed(m) is not None]
+        possible = [m for m in segments.moves if self.changed(m) is not None]
         gains = {m: self.beliefs.expected(m, segments.main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
         return move if move is not None and gains[move] * left > self.cost else None
