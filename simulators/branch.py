@@ -33,6 +33,7 @@ from simulators.engine.learning import TrainingData
 from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
+from tuners.settings import OF_CHECKPOINTS
 
 __all__ = ["Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
@@ -114,7 +115,7 @@ class Branch:
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = Unreported(len(context.job.nodes), context.job.blocks)
-        self.checkpoints = Checkpoints(self.inputs, state, makes=context.job.space.takes_checkpoints)
+        self.checkpoints = Checkpoints(self.inputs, state, makes=context.job.space.may_have(OF_CHECKPOINTS))
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""

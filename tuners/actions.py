@@ -303,9 +303,9 @@ class SyncPolicy(NamedTuple):
     probes: bool = False  # needs `loss_before` and `loss_after`, which take two more forward passes per push
     seconds: float = 0.0  # simulated time that one decision takes
     timers: bool = False  # sets `Decision.timer`; simulated only, and not together with `probes`
-    table: bool = (
-        False  # servers keep the gradients of a round by worker, and step by the mean of all workers' means; likewise
-    )
+    # Servers keep the gradients of a round by worker, and step by the mean of all workers' means; simulated only, and not
+    # together with `probes`.
+    table: bool = False
 
 
 # -------------------------------------------------------------------------------------------------------------- actions

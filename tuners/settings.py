@@ -11,14 +11,11 @@ import operator
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "BOUNDED",

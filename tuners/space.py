@@ -16,7 +16,6 @@ import numpy as np
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 from tuners.settings import (
     OF_CACHES,
-    OF_CHECKPOINTS,
     OF_LOCAL_STEPS,
     OF_NODES,
     OF_PULLS,
@@ -95,7 +94,11 @@ class Space:
         return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
 
     def may_have(self, plain: Mapping[str, Any]) -> bool:
-        """Whether a setting may differ from these `plain` values of fields: one is free, or held at another value."""
+        """Whether a setting may differ from these `plain` values of fields: one is free, or held at another value.
+
+        For instance, workers may skip pulls where it may have `OF_PULLS` of `tuners.settings`, and servers may have
+        checkpoints in place of replicas where it may have `OF_CHECKPOINTS`.
+        """
         return any(self.frees(name) or getattr(self.base, name) != value for name, value in plain.items())
 
     @property
@@ -103,28 +106,6 @@ class Space:
         """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
         another value."""
         return self.may_have(OF_LOCAL_STEPS) or bool(self.base.node_steps)
-
-    @property
-    def takes_checkpoints(self) -> bool:
-        """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
-        return self.may_have(OF_CHECKPOINTS)
-
-    @property
-    def skips_pulls(self) -> bool:
-        """Whether workers may compute several mini-batches on one copy of the parameters."""
-        return self.may_have(OF_PULLS)
-
-    @property
-    def replicates(self) -> bool:
-        """Whether several servers may hold a block of embedding tables."""
-        return self.may_have(OF_REPLICAS)
-
-    @property
-    def most_cached_rows(self) -> int:
-        """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
-        knob = self.knob("cache_rows")
-        free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-        return max(self.base.cache_rows, *map(int, free), 0)
 
     @property
     def whole_batch(self) -> int:

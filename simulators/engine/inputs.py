@@ -19,6 +19,7 @@ from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, Target
+from tuners.settings import OF_PULLS, OF_REPLICAS
 
 __all__ = [
     "NO_EFFECTS",
@@ -295,8 +296,8 @@ def build(
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
-        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.replicates)
-    if space.skips_pulls:
+        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
+    if space.may_have(OF_PULLS):
         # Of the messages of a cycle, half are of its pull.
         messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
         silent = np.full(len(names), messages + cluster.latency_seconds * (1 + (effects.redirects > 0)))

@@ -24,7 +24,7 @@ from simulators.engine.lanes import anywhere
 from simulators.engine.optimizers import OUTER, REVISING, optimizer
 from simulators.workloads.workload import Embedding, Workload
 from tuners.actions import Rejected, Space
-from tuners.settings import Choice
+from tuners.settings import OF_CHECKPOINTS, OF_PULLS, Choice
 
 __all__ = [
     "GradientTable",
@@ -108,7 +108,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         )
     if workload.optimizer in REVISING and space.takes_local_steps:
         raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
-    if space.skips_pulls and (space.takes_local_steps or workload.optimizer in REVISING):
+    if space.may_have(OF_PULLS) and (space.takes_local_steps or workload.optimizer in REVISING):
         what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
         raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
     knob = space.knob("batch_size")
@@ -126,7 +126,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         workload.aggregation,
         batch,
         proxy.embedding,
-        0 if proxy.embedding is None else min(space.most_cached_rows, proxy.embedding.rows),
+        0 if proxy.embedding is None else min(_most_cached_rows(space), proxy.embedding.rows),
     )
 
 
@@ -136,7 +136,7 @@ def with_table(model: LearningProgram | None, space: Space) -> LearningProgram |
         return None
     what = "a model with embedding tables" if model.embedding is not None else ""
     what = what or (f"{model.optimizer!r}, which revises single gradients" if model.optimizer in REVISING else "")
-    what = what or ("checkpoints in place of replicas" if space.takes_checkpoints else "")
+    what = what or ("checkpoints in place of replicas" if space.may_have(OF_CHECKPOINTS) else "")
     if what:
         raise Rejected(f"Cannot keep a table of all workers' gradients with {what}: install another policy.")
     return model._replace(aggregation="table")
@@ -158,6 +158,13 @@ def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     return GradientTable(sums, counts, totals, within, jnp.zeros((), jnp.int32))
 
 
+def _most_cached_rows(space: Space) -> int:
+    """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
+    knob = space.knob("cache_rows")
+    free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
+    return max(space.base.cache_rows, *map(int, free), 0)
+
+
 def _most_samples(workload: Workload, space: Space, samples: int) -> int:
     """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for what its sparse
     gradients do not go with."""
@@ -176,7 +183,7 @@ def _most_samples(workload: Workload, space: Space, samples: int) -> int:
             "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
             "1 and outer_momentum at 0."
         )
-    if space.skips_pulls:
+    if space.may_have(OF_PULLS):
         raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
     knob = space.knob("batch_size")
     free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
