@@ -23,5 +23,10 @@ class Unreported:
         self.seconds = 0.0  # how long these took; the next window begins so much earlier
         self.changes: list[Cost] = []  # of reconfigurations and checkpoints
 
+    def add_load(self, served: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
+        """Add what the servers did, [k, 4], and the rows of each block that pushes carried, [b]."""
+        self.served = self.served + served
+        self.rows = self.rows + rows
+
     def add_records(self, records: NDArray[np.float64]) -> None:
         self.records = np.concatenate([self.records, records])
