@@ -102,9 +102,9 @@ def poor_rate(lot: Lot, job: LearningJob) -> float:
     return rounded(job.rate * (lot.log(5.0, 15.0) if lot.chance(0.75) else lot.log(0.1, 0.5)))
 
 
-def good_rates(job: LearningJob, low: float = 0.1, high: float = 10.0) -> tuple[float, ...]:
-    """Rates to try, from `low` to `high` times the rate that works."""
-    return tuple(rounded(job.rate * f) for f in (0.1, 0.3, 1.0, 3.0, 10.0) if low <= f <= high)
+def good_rates(job: LearningJob) -> tuple[float, ...]:
+    """Rates to try, from a tenth to ten times the rate that works."""
+    return tuple(rounded(job.rate * f) for f in (0.1, 0.3, 1.0, 3.0, 10.0))
 
 
 def compute_seconds(workload: Mapping[str, Any], machines: Machines, batch: int) -> float:

@@ -1,8 +1,8 @@
 """Cruise's optimum for machines of a few kinds (Lee et al., ICDCS 2019, Fig. 3): roles, data shares and model shares.
 
 The paper's letters: D samples in an epoch, B in a mini-batch, M bytes of model; machine i computes for C_w.proc^i seconds
-per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes (in parts of
-any size; `tuners.cruise.milp` can keep to whole blocks). `placement_seconds` is Eqs. 1-4 for any placement.
+per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes, a part of
+any size. `placement_seconds` is Eqs. 1-4 for any placement.
 
 **Exact without a solver.** Let y_i = B C_w.proc^i + tau_i(m) be the seconds of a mini-batch at worker i; tau_i is the larger
 of the server's and the worker's own term in Eq. 4. For given roles and m the epoch is shortest when all workers end at the

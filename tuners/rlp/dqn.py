@@ -129,7 +129,7 @@ def trained_network(options: Options, learner: Learner) -> tuple[Network, Scalin
 # ------------------------------------------------------------------------------------------------------------- episodes
 
 
-def learning_policy(options: Options, learner: Learner, *, seconds: float = 0.0) -> SyncPolicy:
+def learning_policy(options: Options, learner: Learner) -> SyncPolicy:
     """A policy that learns at every push, starting from `learner`; `after_run` takes its state at the end of the run.
 
     Policies of equal options share one compiled engine.
@@ -139,7 +139,7 @@ def learning_policy(options: Options, learner: Learner, *, seconds: float = 0.0)
         del active
         return _Agent(learner, jnp.zeros((HISTORY, FEATURES), jnp.float32), jnp.zeros(()))
 
-    return SyncPolicy("rlp, learning", init, _learning(options), probes=True, seconds=seconds)
+    return SyncPolicy("rlp, learning", init, _learning(options), probes=True)
 
 
 def recording_policy(policy: SyncPolicy, options: Options, most: int) -> SyncPolicy:
