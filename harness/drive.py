@@ -344,7 +344,7 @@ def _no_generator(made: Any) -> str:
     from tuners.adapters import advice  # here, because it imports the search, which few runs need
 
     if isinstance(made, Coroutine):
-        made.close()  # Python warns of one that nobody has awaited
+        made.close()  # Python warns of a coroutine that was not awaited
     return f"The tuner is no generator but {_short(repr(made))}: {advice(made)}."
 
 
@@ -383,7 +383,7 @@ def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[A
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _ThinkingLimitError in the body after so many host seconds, and again every second until the body ends.
+    """Raise _ThinkingLimitError in the body after `seconds` of the host, and again every second until the body ends.
 
     Does nothing outside the main thread, because Python delivers signals only there. Restores a timer that was running.
     """

@@ -49,7 +49,7 @@ class JobContext:
     conditions: Conditions
     job: Job
     data: TrainingData
-    evaluate_clocks: int  # validate after every so many pushes
+    evaluate_clocks: int  # pushes between two validations
     seed: int
     factors: Factors = NO_FACTORS
 
@@ -138,7 +138,7 @@ class Branch:
         return frozenset(node.name for node, waits in nodes if waits)
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
-        """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
+        """Train for `clocks` more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
         before = self.state
         self.state, table, used = loop.advance(
             self.program,
@@ -257,7 +257,7 @@ class Branch:
     # ------------------------------------------------------------------------------------------------------------ workers
 
     def mark_deadlocked(self) -> None:
-        """Nobody is left that could push."""
+        """No worker is left that could push."""
         deadlock: Any = np.int32(loop.STATUSES.index("deadlock"))
         self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
 

@@ -40,7 +40,7 @@ class JobSpec:
     knobs: tuple[Knob, ...] = ()
     target: Target
     budget_seconds: float
-    evaluate_clocks: int  # validate after every so many pushes
+    evaluate_clocks: int  # pushes between two validations
     conditions: Conditions = field(default_factory=Conditions)
     costs: Costs = field(default_factory=Costs)
     installs_policies: bool = False  # also where `policy` is not free

@@ -20,7 +20,7 @@ class Unreported:
         self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.inputs.served`
         self.rows = np.zeros(blocks)  # of each block of embedding tables, in pushes
         self.records = NO_RECORDS  # [n, 11] of pushes outside of a window
-        self.seconds = 0.0  # how long these took; the next window begins so much earlier
+        self.seconds = 0.0  # how long these took; the next window begins earlier by this
         self.changes: list[Cost] = []  # of reconfigurations and checkpoints
 
     def add_load(self, served: NDArray[np.float64], rows: NDArray[np.float64]) -> None:

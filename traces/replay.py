@@ -103,7 +103,7 @@ class Recorded:
         return int(np.floor(done + 1e-9))
 
     def seconds_at(self, clocks: ArrayLike) -> NDArray[np.float64]:
-        """When so many steps were completed, seconds since the start of the run."""
+        """When each of `clocks` steps were completed, seconds since the start of the run."""
         if self.course:
             moments, steps = [s for s, _ in self.course], [c for _, c in self.course]
             return np.asarray(np.interp(np.asarray(clocks, np.float64), steps, moments), np.float64)

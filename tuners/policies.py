@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _UNBOUNDED = 2**30  # clocks: more than any worker completes, in an int32
-_DSSP_RANGE = 12  # the bound varies by so many clocks: with s = 3 from 3 to 15 (Zhao et al. 2019)
+_DSSP_RANGE = 12  # clocks by which the bound varies: with s = 3 from 3 to 15 (Zhao et al. 2019)
 
 
 def _first(value: Any, kind: type = np.int32) -> Any:

@@ -43,7 +43,7 @@ class Space:
 
     A knob is named after the field of `Setting` it sets, or is one of
 
-    * ``worker_count``: the first so many nodes are workers, the others servers;
+    * ``worker_count``: this number of nodes, the first ones, are workers, the others servers;
     * ``role/NODE``: "worker", "server", "both" or "idle";
     * ``load/NODE/DEVICE``: samples on that device (an index) of the node, used where the node is a worker. `Real` knobs are
       weights: the batch of the base is shared out in proportion to them, and a node without a sample is not a worker;
@@ -378,7 +378,7 @@ def _node_of(knob: Knob) -> str | None:
 
 
 def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
-    """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
+    """Raise Rejected unless `setting` makes sense by itself on nodes that have these numbers of `devices`."""
     _check_roles(setting, devices)
     _check_shares(setting, devices)
     check_values(setting)

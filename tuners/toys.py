@@ -174,7 +174,7 @@ class _Training:
         released, accepted = self._decide(branch, worker, staleness, loss)
         steps = branch.cycles.steps[worker]
         if accepted and not branch.testing and steps > 1:
-            # So many steps on a quadratic, in closed form; a toy has no outer momentum.
+            # All these steps on a quadratic, in closed form; a toy has no outer momentum.
             kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** steps
             branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
         elif accepted and not branch.testing:

@@ -53,7 +53,7 @@ class Task:
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
     pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
-    limit_seconds: float = math.inf  # of simulated time, beyond which nobody wants to know how long the run takes
+    limit_seconds: float = math.inf  # of simulated time, after which the run may stop: a longer one cannot be the best
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _EQUAL = ("m4.large", "m4.xlarge", "r4.xlarge", "r4.4xlarge", "server-16core", "
 
 
 def _drawn_demand(lot: Lot, machines: Machines, workers: int, batch: int) -> dict[str, float]:
-    """A job for about so many workers whose reference run takes 900 to 3,600 s; some push less than they pull."""
+    """A job for about `workers`, whose reference run takes 900 to 3,600 s; some push less than they pull."""
     demand = drawn_demand(lot, machines, lot.log(900.0, 3600.0) * workers / _PUSHES, batch)
     return demand if lot.chance(0.7) else demand | {"push_bytes": rounded(demand["model_bytes"] / 10)}
 
@@ -161,7 +161,7 @@ def elastic(lot: Lot) -> Draft:
     """One member of `elastic`."""
     machines, batch = drawn_machines(lot, (8, 10, 12, 16), _EQUAL, mixed=0.4), 1000
     k, names, demand = len(machines.types), machines.names, _drawn_demand(lot, machines, len(machines.types) // 2, batch)
-    late = lot.whole(0, k // 3)  # so many join later
+    late = lot.whole(0, k // 3)  # number of workers that join later
     here = k - late
     workers = lot.some(range(here), lot.whole(1, here - 1))
     span = 2 * _PUSHES * mini_batch_seconds(machines, range(here), demand, batch) / here

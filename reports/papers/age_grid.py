@@ -113,7 +113,7 @@ def _p_value(a: NDArray[np.float64], b: NDArray[np.float64], *, paired: bool) ->
 
 
 def unpaired_pairs(logs: NDArray[np.float64], seeds: int) -> tuple[float, float]:
-    """Pairs told apart by so many unpaired seeds per setting, and how often the least mean is that of all seeds; means of
+    """Pairs told apart by `seeds` unpaired seeds per setting, and how often the least mean is that of all seeds; means of
     `_DRAWS` draws in which each setting takes seeds of its own from the rows of `logs` [seeds, settings]."""
     rng, best = np.random.default_rng(0), int(np.argmin(logs.mean(axis=0)))
     told = right = 0

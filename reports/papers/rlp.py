@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="of all instances of fig2; otherwise drawn per instance")
     parser.add_argument("--instances", type=int, default=100)
     parser.add_argument("--first", type=int, default=200, help="seed of the first instance")
-    parser.add_argument("--stragglers", type=int, help="of all instances; the first seeds with so many are taken")
+    parser.add_argument("--stragglers", type=int, help="of all instances; the first seeds with this number are taken")
     parser.add_argument("--few", action="store_true", help="only BSP, ASP, SSP, k_async(7) and RLP in fig2")
     parser.add_argument("--policy", action="append", default=[], help="a policy file; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/published-rlp"))

@@ -152,7 +152,7 @@ def _bootstrap(x: _Floats, statistic: Any, resamples: int) -> tuple[float, float
 
 
 def coverage_limit(values: int) -> float:
-    """The highest possible coverage of the true median by an interval from order statistics of so many values."""
+    """The highest possible coverage of the true median by an interval from the order statistics of `values` values."""
     return 1.0 - 2.0 ** (1 - values) if values > 0 else 0.0
 
 

@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _SLOW = 1.3
-"""A machine that is slower than so many times its own median is in an episode of slowness."""
+"""A machine whose time is above this multiple of its own median is in an episode of slowness."""
 
 _FOR_EVER = 1e12  # seconds
 

@@ -143,7 +143,7 @@ def with_table(model: LearningProgram | None, space: Space) -> LearningProgram |
 
 
 def regrouped(model: LearningProgram, inputs: EngineInputs, learned: Learned) -> Learned:
-    """The same with what the servers keep of gradients under the aggregation of `model`, as yet of none."""
+    """`learned` without the gradients that servers keep, ready for the aggregation of `model`."""
     return learned._replace(group=_no_group(model, inputs, learned.parameters))
 
 

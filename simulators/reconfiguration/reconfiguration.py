@@ -11,7 +11,7 @@ A plan is a DAG of steps from one setting to another, by each of three methods:
 A `Reconfiguration` makes the plan and carries it out while the branch trains. The steps of the plan are SimPy processes,
 which run concurrently (`_Steps`). Two things flow between steps and training:
 
-* Steps tell the branch what the cluster is like just now: which workers may begin a mini-batch, how the model is divided,
+* Steps tell the branch what the cluster is like at present: which workers may begin a mini-batch, how the model is divided,
   what bandwidth is left (`Reconfiguration.apply_effects`).
 * The branch tells the steps which worker has pushed and which nodes are at rest (`Reconfiguration.progress`): a worker
   stops after the mini-batch that it is at, and with relocation on demand a parameter moves with the push of a worker that
@@ -303,7 +303,7 @@ class Reconfiguration:
 
     @property
     def follows_pushes(self) -> bool:
-        """Whether it must be told of every single push just now."""
+        """Whether it must be told of every single push at present."""
         return self._steps is not None and self._steps.follows_pushes
 
     @property
@@ -389,7 +389,7 @@ class Reconfiguration:
             self._finish(now)
 
     def apply_effects(self, now: float) -> None:
-        """Let the branch train on the cluster as the steps have it just now; workers that may begin, begin."""
+        """Let the branch train on the cluster as the steps have it at present; workers that may begin, begin."""
         steps, branch, disturbance = self._started, self.branch, self._control.disturbance
         switched = steps.switched and branch.setting != steps.ends.new
         has_work = switched and branch.install(self._prepared(), disturbance)
@@ -622,7 +622,7 @@ class _Steps:
         self._ended = [env.event() for _ in plan.steps]
         self._processes = [env.process(self._step(i)) for i in range(len(plan.steps))]
 
-    # --------------------------------------------------------------------------------------------------- as it is just now
+    # ---------------------------------------------------------------------------------------------- the cluster at present
 
     @property
     def finished(self) -> bool:
@@ -648,7 +648,7 @@ class _Steps:
 
     @property
     def setting(self) -> Setting:
-        """The setting between old and new that holds just now.
+        """The setting between old and new that holds at present.
 
         Roles and shares follow the steps; the policy and the rest change last, or at once when the graph is switched.
         """
@@ -669,7 +669,7 @@ class _Steps:
 
     @property
     def effects(self) -> Effects:
-        """What the steps take from training just now."""
+        """What the steps take from training at present."""
         new = self.ends.new
         steps = (s for i, s in enumerate(self.plan.steps) if not self._ended[i].triggered)
         moving = {s.node for s in steps if s.of == "model" and s.kind != "copy"}
@@ -739,7 +739,7 @@ class _Steps:
             self.switched = self.switched or (self.plan.on_demand and step.kind == "graph")
 
     def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
-        """A handshake, then so many blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
+        """A handshake, then some blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
 
         The handshakes of later blocks overlap with the bytes of earlier ones, so a move of many small blocks has one to wait
         for, as any other.

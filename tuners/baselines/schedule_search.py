@@ -67,7 +67,7 @@ def uniform_gpus(job: Job) -> Tuner:
 def schedule_search(
     job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: Count = 30
 ) -> Tuner:
-    """Try so many schedules on the running job, its start first, then keep the best that can still be run.
+    """Try `evaluations` schedules on the running job, its start first, then keep the best that can still be run.
 
     Raises ValueError for an unknown kind, and for fewer than one evaluation.
 

@@ -187,7 +187,7 @@ def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, 
 
 
 def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) -> JobFit | None:
-    """The fit at so many `clocks` of the job. None with fewer than two levels.
+    """The fit after `clocks` of the job. None with fewer than two levels.
 
     `alike` [kinds, kinds] are the correlations of own rates. Raises ValueError for an epsilon that is not positive.
     """
@@ -227,7 +227,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
 
 
 def _representative(count: int) -> NDArray[np.intp]:
-    """Of so many levels the first and the latest, and an even choice between: a fit takes the cube of their number."""
+    """The levels to fit, of `count`: the first, the latest, an even choice between. A fit takes the cube of these."""
     if count <= _MOST_LEVELS:
         return np.arange(count)
     latest = count - _MOST_LEVELS // 2
@@ -282,7 +282,7 @@ class LeastSquares:
         self.weighted: _Floats = self._solve(seen - shape @ self.found)  # residuals over the covariance of the noise
 
     def significant(self, shared: _Floats, variance: _Floats, errors: float = 1.0) -> _Floats:
-        """Predicted random effects [m], each nearer to zero by so many of its standard errors.
+        """Predicted random effects [m], each nearer to zero by `errors` of its standard errors.
 
         `shared` [n, m] are their covariances with the data, `variance` [m] their own before the data.
         """

@@ -228,7 +228,7 @@ def bo_online(
 def stretch_clocks(
     setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] | None = None
 ) -> int:
-    """a, the clocks for which a setting is observed, on a cluster of so many nodes; the options are those of `bo_online`."""
+    """a, the clocks for which a setting is observed, on a cluster of `nodes` nodes; the options are those of `bo_online`."""
     rounds = setting.policy == "bsp"
     each = clocks_per_worker or (_ROUNDS if rounds else _PUSHES)
     return each * (len(setting.workers) if per == "workers" or (per is None and rounds) else nodes)
@@ -361,7 +361,7 @@ def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[A
 
 
 def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
-    """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
+    """Run the job under its setting for `clocks`; for fewer, but at least `least`, where it is slow beside others."""
     at.memory.follow(at.stretches)
     fastest, own, before = at.memory.fastest, at.memory.last(at.row(at.setting)), len(at.stretches)
     piece = clocks

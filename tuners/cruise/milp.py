@@ -11,8 +11,8 @@ The paper gives products of variables to a commercial solver. They can be writte
 * alike machines have an order, which removes symmetric solutions: most data first, most of the model last.
 
 The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where a search failed, marked as not proven.
-HiGHS (SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where the
-epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
+HiGHS (SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where
+the epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
 placement with equal shares is the first one known. Its presolve can also end in an error, where the whole search does not:
 then it searches again without it.
 
@@ -100,7 +100,7 @@ def _served_seconds(problem: Problem) -> NDArray[np.float64]:
 
 
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
-    """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
+    """A lower bound of tau_i with that number of workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
     # By "sum" a server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
     each = _served_seconds(problem) if problem.server_term == "own" else whole.min(axis=0)
@@ -116,7 +116,7 @@ def _compute(problem: Problem) -> NDArray[np.float64]:
 
 
 def _bound(problem: Problem, workers: int, data: str) -> float:
-    """A lower bound of the epoch with so many workers: the fastest ones with the least pulls."""
+    """A lower bound of the epoch with that number of workers: the fastest ones with the least pulls."""
     rate = np.sort(1 / (_compute(problem) + _least_pulls(problem, workers)))[-workers:].sum()
     need = problem.batches if data == "batches" else problem.samples / problem.batch_size
     return float(need / rate)
@@ -263,7 +263,7 @@ class _Programme:
             if answer.status != _ERROR:
                 break
         if answer.x is None:
-            return None, answer.status == _INFEASIBLE  # nothing better with so many workers
+            return None, answer.status == _INFEASIBLE  # nothing better with this number of workers
         return self._placement(answer.x), answer.status == _OPTIMAL
 
     def _placement(self, x: NDArray[np.float64]) -> Placement:

@@ -101,7 +101,7 @@ class Problem:
     whole_batch: int = 0  # samples that the mini-batches of all workers have together, where that is held; else 0
 
     def of_workers(self, count: int) -> Problem:
-        """The problem of splits with so many workers: they share the whole batch, if there is one."""
+        """The problem of splits with `count` workers: they share the whole batch, if there is one."""
         return replace(self, batch_size=self.whole_batch / count, whole_batch=0) if self.whole_batch else self
 
     @property

@@ -245,7 +245,7 @@ def _ordered(group: MachineGroup, current: Setting) -> MachineGroup:
 
 
 def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
-    """So many workers, all other machines servers, equal shares, and as few changes of role from `current` as possible."""
+    """That number of workers, all other machines servers, equal shares, and few changes of role from `current`."""
     order = _in_order(current, nodes)
     return replace(
         current,

@@ -24,12 +24,12 @@ PARTS = 4  # of a segment or a trial, after each of which it may be ended
 # The first segment has `_CLOCKS` clocks of every worker, or the share `_EPOCH` of an epoch where that is longer, but at most
 # `_MOST_CLOCKS` clocks of every worker.
 _CLOCKS, _EPOCH, _MOST_CLOCKS = 3, 0.2, 40
-_OVERHEAD = 10.0  # a segment is at least so many times as long as the forks and evaluations of a trial
+_OVERHEAD = 10.0  # least length of a segment over that of the forks and evaluations of a trial
 # A later segment takes this share of the time trained. An epoch, and `_OVERHEAD`, may lengthen a segment up to this share of
 # the budget.
 _SHARE = 0.05
 _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
-_LEARNS = 2.0  # a job learns if its loss would fall to the first one / so much within the budget, at its pace so far
+_LEARNS = 2.0  # a job learns if, at its pace so far, its loss falls by this factor within the budget
 _DIVERGES = 3.0  # times the loss at the snapshot
 _LEAST_RISE = 0.1  # of the first loss
 

@@ -50,7 +50,7 @@ def search(
 ) -> Tuner:
     """Try the start and up to `trials` proposals of `ask` within `share` of the job's budget, then keep the best.
 
-    Every trial takes the same time, or so many `clocks` where that is given; none begins after the share is spent. `tell`
+    Every trial takes the same time, or `clocks` where that is given; none begins after the share is spent. `tell`
     gets every proposal with its score: larger is better, minus infinity for one that diverged or was refused. Raises
     ValueError unless `trials` is positive and `share` in (0, 1].
     """

@@ -42,7 +42,7 @@ __all__ = [
 SearcherKind = Literal["tpe", "gp", "random", "grid"]
 Point: TypeAlias = dict[str, Scalar]
 
-_BEST, _SPREAD = 5, 0.1  # of scores: so many, within so much of the highest, end a search
+_BEST, _SPREAD = 5, 0.1  # a search ends when its 5 best scores differ by less than this share of the highest
 _DRAWS = 100  # at most, for a point that has not been tried
 _GRID = 11  # values of a continuous knob
 _STARTUP = 10  # random points before the Parzen estimator is used
