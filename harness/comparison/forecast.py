@@ -28,7 +28,7 @@ class Standing:
 
 
 class Forecast:
-    """Is told every event of a comparison, with the host's clock, and says what is to be expected."""
+    """Takes every event of a comparison, with the host's clock, and forecasts the rest."""
 
     def __init__(self) -> None:
         self._left: set[RunKey] = set()

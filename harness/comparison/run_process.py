@@ -172,7 +172,7 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = 
 
 
 class _LimitPassedError(Exception):
-    """A run has gone on for longer than anybody wants to know. Takes the finished reason."""
+    """A run has passed its limit: it cannot be the best. Takes the finished reason."""
 
 
 class _Watch:

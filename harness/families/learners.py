@@ -77,7 +77,7 @@ def drawn_workload(
     skew: float,
     ratio: tuple[float, float] = (0.33, 10.0),
 ) -> dict[str, Any]:
-    """The workload, so large that the reference run about takes 600 to 3,000 s; with probability `skew`, data is skewed.
+    """The workload, so large that the reference run takes about 600 to 3,000 s; with probability `skew`, data is skewed.
 
     `ratio` is the range of the time to compute over the time to transfer.
     """

@@ -29,7 +29,7 @@ def preempted(lot: Lot) -> Draft:
 
 
 def _losses(lot: Lot, every_seconds: float, span: float, **which: Any) -> dict[str, Any]:
-    """Losses of machines each of which is lost so often, in a job that about takes `span` seconds."""
+    """Losses at which each machine is lost this often, in a job that takes about `span` seconds."""
     return which | {
         "every_seconds": rounded(every_seconds),
         "together": lot.among((1.0, fitted()["nodes_per_loss"], 2.5)),
