@@ -117,7 +117,7 @@ class TrainingTime:
                 self._control.act()
             self._progress(branch, None)
         over = branch.status != "running" or self.now >= self._budget_seconds
-        if over and self.reconfiguration is not None:  # its cost so far is told with the job's last window
+        if over and self.reconfiguration is not None:  # its cost so far is reported with the job's last window
             self.reconfiguration.cancel()
             self._end_reconfiguration()
         branch.until_seconds = self.now

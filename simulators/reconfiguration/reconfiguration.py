@@ -303,7 +303,7 @@ class Reconfiguration:
 
     @property
     def follows_pushes(self) -> bool:
-        """Whether it must be told of every single push at present."""
+        """Whether a single push can change something at present, so that it must be told of each."""
         return self._steps is not None and self._steps.follows_pushes
 
     @property
