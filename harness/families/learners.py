@@ -14,7 +14,6 @@ from harness.families.ingredients import Machines, drawn_demand, mini_batch_seco
 from harness.families.lot import Lot, rounded
 
 __all__ = [
-    "LEARNING_JOBS",
     "PUSHES",
     "SMALL",
     "LearningJob",
@@ -44,7 +43,7 @@ class LearningJob:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-LEARNING_JOBS = {
+_LEARNING_JOBS = {
     "logistic": LearningJob("digits-logistic", "Softmax regression on digits", 0.1),
     "svm": LearningJob("digits-svm", "A linear SVM on digits", 0.03),
     "mlp": LearningJob("digits-mlp", "A perceptron on digits", 0.1),
@@ -58,7 +57,7 @@ LEARNING_JOBS = {
 def drawn_job(lot: Lot, kinds: tuple[str, ...]) -> LearningJob:
     """A workload and its data; how much hardware it needs is drawn for the machines, by `drawn_workload`."""
     kind = lot.among(kinds)
-    made = LEARNING_JOBS[kind]
+    made = _LEARNING_JOBS[kind]
     overrides: dict[str, Any] = {}
     if kind == "mlp":
         overrides["hidden"] = lot.among(([64], [128], [256], [64, 64]))

@@ -82,7 +82,6 @@ __all__ = [
     "bo_online",
     "initial_rows",
     "kind_of",
-    "least_seconds_left",
     "proposals",
     "stretch_clocks",
 ]
@@ -201,7 +200,7 @@ def bo_online(
     began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
     for tried, row in enumerate(rows):
         spent = (at.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
-        if careful and spent > _SHARE[job.target.counts] * least_seconds_left(known()):
+        if careful and spent > _SHARE[job.target.counts] * _least_seconds_left(known()):
             break
         if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
             yield from observed()
@@ -403,7 +402,7 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 
-def least_seconds_left(seen: Observations) -> float:
+def _least_seconds_left(seen: Observations) -> float:
     """The seconds to the end under the best of the known settings; infinite where nothing is known of the end."""
     return seen.clocks * min((t.seconds / t.clocks for t in seen.triples), default=np.inf)
 
