@@ -35,7 +35,6 @@ __all__ = [
     "k_batch_sync",
     "k_sync",
     "named",
-    "names",
     "of_setting",
     "quorum",
     "ssp",
@@ -371,11 +370,6 @@ def _check_size(name: str, size: int) -> None:
         raise ValueError(f"Cannot wait for {size} workers ({name}): give at least 1.")
 
 
-def names() -> tuple[str, ...]:
-    """The names that `Setting.policy` can have."""
-    return POLICIES
-
-
 def of_setting(setting: Setting) -> SyncPolicy:
     """The policy that a setting names, with its bounds. Raises Rejected for an unknown name."""
     return named(setting.policy, setting.staleness, setting.quorum, setting.grace_seconds)
@@ -396,6 +390,6 @@ def named(policy: str, staleness: int, size: int = 0, grace_seconds: float = 0.0
         "quorum": lambda: quorum(size or _UNBOUNDED, grace_seconds),
     }
     if policy not in made:
-        raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(names())}.")
+        raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(POLICIES)}.")
     built: SyncPolicy = made[policy]()
     return built
