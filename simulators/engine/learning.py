@@ -111,9 +111,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     if space.may_have(OF_PULLS) and (space.takes_local_steps or workload.optimizer in REVISING):
         what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
         raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
-    knob = space.knob("batch_size")
-    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
+    most = space.whole_batch if space.knob("batch_size") is None else _largest(space, "batch_size")
+    rows = max(samples, min(most, _LEAST_ROWS), 1)
     if workload.proxy.embedding is not None:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
         rows = _most_samples(workload, space, samples)
@@ -126,7 +125,9 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         workload.aggregation,
         batch,
         proxy.embedding,
-        0 if proxy.embedding is None else min(_most_cached_rows(space), proxy.embedding.rows),
+        0
+        if proxy.embedding is None
+        else min(max(space.base.cache_rows, _largest(space, "cache_rows")), proxy.embedding.rows),
     )
 
 
@@ -158,11 +159,10 @@ def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     return GradientTable(sums, counts, totals, within, jnp.zeros((), jnp.int32))
 
 
-def _most_cached_rows(space: Space) -> int:
-    """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
-    knob = space.knob("cache_rows")
-    free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    return max(space.base.cache_rows, *map(int, free), 0)
+def _largest(space: Space, name: str) -> int:
+    """The largest value of the knob `name`; 0 where that is held."""
+    knob = space.knob(name)
+    return 0 if knob is None else int(max(knob.options) if isinstance(knob, Choice) else knob.high)
 
 
 def _most_samples(workload: Workload, space: Space, samples: int) -> int:
@@ -185,12 +185,10 @@ def _most_samples(workload: Workload, space: Space, samples: int) -> int:
         )
     if space.may_have(OF_PULLS):
         raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
-    knob = space.knob("batch_size")
-    free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    loads = [k for k in space.knobs if k.name.startswith("load/")]
-    loaded = sum(int(max(k.options) if isinstance(k, Choice) else k.high) for k in loads) if not space.whole_batch else 0
+    loads = [] if space.whole_batch else [k.name for k in space.knobs if k.name.startswith("load/")]
+    loaded = sum(_largest(space, name) for name in loads)
     start = max([space.base.batch_size, *map(sum, space.base.loads)])
-    most = max(start, *map(int, free), loaded, space.whole_batch)
+    most = max(start, _largest(space, "batch_size"), loaded, space.whole_batch)
     if samples > most:
         raise Rejected(f"Cannot compute mini-batches of {samples} samples: with embedding tables, {most} are most here.")
     return most
