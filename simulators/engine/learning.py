@@ -116,8 +116,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     if workload.proxy.embedding is not None:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
         rows = _most_samples(workload, space, samples)
-    batch = 1 << (rows - 1).bit_length()
-    proxy = workload.proxy
+    batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
+    cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
     return LearningProgram(
         proxy.losses,
         proxy.correct,
@@ -125,9 +125,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         workload.aggregation,
         batch,
         proxy.embedding,
-        0
-        if proxy.embedding is None
-        else min(max(space.base.cache_rows, _largest(space, "cache_rows")), proxy.embedding.rows),
+        0 if proxy.embedding is None else min(cached, proxy.embedding.rows),
     )
 
 
