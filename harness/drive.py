@@ -210,6 +210,7 @@ class _TimedTuner:
 
 
 def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
+    """Carry out what the tuner asks until the job has ended; yields every exchange, and returns how the job ended."""
     branches = [0]  # the branches alive; the one that trained last is the last element
     idle, spent_at = 0, system.now
     try:

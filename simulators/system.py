@@ -125,6 +125,7 @@ class SimulatedSystem:
     # ------------------------------------------------------------------------------------------------------------ run
 
     def _run(self, action: Run) -> Window:
+        """Train a branch for the window that the action asks for."""
         branch = branch_of(self._branches, action.branch)
         if not len(branch.unreported.records):
             check_running(f"run branch {action.branch}", branch.status)

@@ -126,6 +126,7 @@ def dssp(low: int, high: int) -> SyncPolicy:
 
 
 def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decision]:
+    """The decision of `dssp` after a push: Algorithms 1 and 2 of Zhao et al."""
     p, high = push.worker, state.low + state.offers[-1]
     interval = jnp.asarray(state.interval_seconds).at[p].set(push.seconds - state.last_seconds[p])
     last = jnp.asarray(state.last_seconds).at[p].set(push.seconds)

@@ -255,6 +255,7 @@ def share_batch(space: Space, setting: Setting, weights: Mapping[str, float] | N
 
 
 def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+    """`setting` with the roles of `values`; other workers or servers than those of the base have equal loads and shares."""
     names = [n.name for n in space.nodes]
     if "worker_count" in values:
         count = int(values["worker_count"])
@@ -274,6 +275,7 @@ def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
 
 
 def _with_shares(space: Space, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+    """`setting` with the loads, shares, owners of blocks and graph options of `values`."""
     if any(v.startswith("load/") for v in values):
         setting = _with_loads(space, setting, values)
     elif not setting.loads:
@@ -308,6 +310,7 @@ def _with_loads(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
 
 
 def _value(space: Space, name: str, setting: Setting) -> Scalar:
+    """The value of the knob `name` in `setting`."""
     if name == "worker_count":
         return len(setting.workers)
     head, _, rest = name.partition("/")
@@ -452,6 +455,7 @@ def _check_blocks(setting: Setting) -> None:
 
 
 def _check_rates(setting: Setting) -> None:
+    """Raise Rejected for a rate, momentum or interval that no job can have."""
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
     if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):

@@ -251,6 +251,7 @@ class _Check:
 def _exchanges(
     tuner: Tuner, system: System, most: int, refuses: Callable[[int, Action[Any]], bool]
 ) -> Generator[Exchanged, None, None]:
+    """The exchanges of a tuner that has begun, see `exchanges`."""
     answer: Any = None
     moved_at, moment = 0, system.now
     for index in range(most):

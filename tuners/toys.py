@@ -438,6 +438,7 @@ def toys() -> dict[str, Callable[[int], Toy]]:
 
 
 def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None, policy: str = "asp") -> Job:
+    """A job on five equal nodes, three workers and two servers, with these knobs."""
     nodes = tuple(Node(f"n{i}", "toy", 2, ("cpu",), 1e6, 1e9) for i in range(5))
     start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01, policy=policy)
     space = Space(start, nodes, knobs)

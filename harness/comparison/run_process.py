@@ -109,6 +109,7 @@ def _exit_with_parent() -> None:
 
 
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
+    """Make one run and write its files; `send` gets its progress. A run that cannot be set up is a row with the reason."""
     from harness.drive import play
     from harness.machine import described
     from harness.record import play_recorded

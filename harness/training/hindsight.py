@@ -257,6 +257,7 @@ def _goal(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 def _descended(
     steps: int, network: PooledNetwork, table: tuple[Array, Array, Array], goal: tuple[Array, Array]
 ) -> PooledNetwork:
+    """`network` after `steps` of Adam on the mean cost of its choices, `goal`, for the rows of `table`."""
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.02, steps), weight_decay=0.2)
 
     def loss(network: PooledNetwork) -> Array:

@@ -133,6 +133,7 @@ class _Column(NamedTuple):
 
 
 def _table(policy: str, columns: Sequence[_Column]) -> Iterator[str]:
+    """The table of one policy, and how many pairs of its bounds are told apart."""
     yield f"{policy}, {len(columns[0].runs)} seeds"
     yield "| bound | seconds, median (least to most) | reached | pushes | age | publishing | generation | queueing |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"

@@ -199,6 +199,7 @@ def _row(
     rank: float,
     scores: pl.DataFrame,
 ) -> dict[str, Any]:
+    """The row of one tuner over all arenas of a family."""
     mine = scores.filter(pl.col("tuner") == tuner)
     ratio = Interval(math.exp(mean.estimate), math.exp(mean.low), math.exp(mean.high))
     chance = mean_interval(first[~np.isnan(first)])

@@ -91,6 +91,7 @@ def _rank(
     leaders: NDArray[np.float64],
     base: NDArray[np.float64],
 ) -> CalibrationRank:
+    """A tuner under the draws, by logarithms of its time, of the leader's and of the reference's, one per draw."""
     standing, side = str(row["standing"]), side_of_reference(row)
     slower = mine - leaders
     slower = slower[~np.isnan(slower)]

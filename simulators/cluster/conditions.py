@@ -323,6 +323,7 @@ def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
 
 
 def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
+    """All numbers in the conditions that must not be negative, by the name of their key."""
     found = [("jitter", conditions.jitter), ("thinking_seconds", conditions.thinking_seconds)]
     for label, sleep in (("sleeps", conditions.sleeps), ("stragglers", conditions.stragglers)):
         if sleep:

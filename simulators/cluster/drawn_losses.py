@@ -43,6 +43,7 @@ def drawn_losses(
 
 
 def _changes(losses: RackLosses, names: list[str], budget_seconds: float, rng: np.random.Generator) -> Iterator[NodeChange]:
+    """The losses and returns of the nodes `names`, event by event."""
     size = losses.rack or len(names)
     away = np.zeros(len(names))  # until when each node is
     now = 0.0

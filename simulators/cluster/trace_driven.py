@@ -276,6 +276,7 @@ class _RunSlowness(NamedTuple):
 def _episodes(
     recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
+    """Slow-downs of the `driven` nodes, each as a recorded machine had them, in a run of `budget_seconds`."""
     run: _RunSlowness = _pick_run(slowness_of(recording), rng)
     if recording.fitted and rng is not None:
         always = [machine.always for machine in run.machines]

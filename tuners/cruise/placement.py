@@ -253,6 +253,7 @@ class _Relaxed(NamedTuple):
 
 
 def _relaxed(problem: Problem) -> _Relaxed:
+    """The relaxed optimum of every number of workers per kind. Raises ValueError for more than three kinds."""
     count = np.array([k.count for k in problem.kinds])
     if len(count) > _MOST_KINDS:
         raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {_MOST_KINDS}, or use the MILP.")

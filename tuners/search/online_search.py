@@ -69,6 +69,7 @@ def _search(
     length: Run,
     until_seconds: float,
 ) -> Tuner:
+    """The search itself, see `search`: every trial lasts `length`, and none begins after `until_seconds`."""
     parent, start = TrainedBranch(0, job.start), _made(job, job.space.values(job.start), job.start)
     parent, best = yield from _on_a_fork(job, parent, start, length)
     attempt = _on_a_fork if best else _in_place
