@@ -164,7 +164,7 @@ class PairedComparison:
     """Tuners in order of their means, best first, and which of them differ."""
 
     tuners: tuple[str, ...]
-    means: tuple[float, ...]  # over the blocks that all who may lead have; of who has none of these, over its own
+    means: tuple[float, ...]  # over the blocks that all possible leaders have; of a tuner without any of these, over its own
     leader: str  # the best of those that may lead; "" without any
     p_leader: dict[str, float]  # corrected p value of the difference to the leader, by tuner; nan where nothing was tested
     p_reference: dict[str, float]  # the same of the difference to the reference; empty where it is not among the tuners

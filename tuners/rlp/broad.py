@@ -12,7 +12,7 @@ job sees the mean of all encodings, so that workers can be renamed and be any nu
     the job's row -------------------------------------+
 
 What no weights can change (`decided`): a worker that has waited for `MOST_ROUNDS` rounds of pushes by others goes on, one
-begins anew at most `MOST_RESTARTS` times between two pushes of its own, and somebody goes on if no worker computes.
+begins anew at most `MOST_RESTARTS` times between two pushes of its own, and at least one worker goes on if none computes.
 """
 
 from __future__ import annotations
