@@ -191,12 +191,13 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
     batches = data / problem.batch_size
     if round_up:
         batches = np.ceil(batches * (1 - _ROUNDING))
-    compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]]
+    compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]] * data  # Eq. 3
     if problem.server_term == "queue":
-        return float(np.max(compute * data + batches * queued_pull_seconds(problem, placement)))
-    served, alone = pull_seconds(problem, placement)
-    busy = 0.0 if problem.overlap else compute * data
-    return float(np.max(np.maximum(busy + batches * served, compute * data + batches * alone)))
+        return float(np.max(compute + batches * queued_pull_seconds(problem, placement)))
+    served, alone = pull_seconds(problem, placement)  # the two terms of Eq. 4
+    busy = 0.0 if problem.overlap else compute
+    # Eqs. 1, 2 and 4: the slowest worker, which computes, and pulls as slowly as the larger term.
+    return float(np.max(np.maximum(busy + batches * served, compute + batches * alone)))
 
 
 def place(problem: Problem, split: Split) -> Placement:
