@@ -216,7 +216,7 @@ def _learn_and_decide(options: Options, agent: _Agent, push: Push) -> tuple[_Age
     learner, drawn = _learning_step(options, agent.learner)  # sample transitions, train Q, copy it to Q*
     history, hold = with_push(agent.history, push), may_hold(push)  # the state S
     action = _epsilon_greedy(options, *trained_network(options, learner), history, hold, drawn)
-    # The pool stores pushes: this action, and the seconds since the push before, the reward of the transition that ends here.
+    # The pool stores pushes: this action, and the seconds since the last push, the reward of the transition that ends here.
     row = _row(history, action, hold, _seconds_since(agent, push) / options.unit_seconds)
     return _Agent(_with_push_stored(learner, row), history, jnp.asarray(push.seconds)), decision_of(action, push)
 
