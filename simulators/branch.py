@@ -154,7 +154,7 @@ class Branch:
         return records
 
     def report(self) -> Unreported:
-        """What the next window reports beside its own pushes. It is not reported again."""
+        """What the next window reports besides its own pushes. It is not reported again."""
         found, self.unreported = self.unreported, Unreported(len(self.context.job.nodes), self.context.job.blocks)
         return found
 

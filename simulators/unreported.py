@@ -14,7 +14,7 @@ NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 
 
 class Unreported:
-    """What the next window reports beside its own pushes; at first nothing."""
+    """What the next window reports besides its own pushes; at first nothing."""
 
     def __init__(self, nodes: int, blocks: int) -> None:
         self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.inputs.served`

@@ -46,7 +46,7 @@ _Floats = NDArray[np.float64]
 
 _OWN = 0.1  # standard deviation of own rates, relative to the pace
 _OFFSET = 0.5  # standard deviation of the factors by which settings raise the loss, in the logarithm
-_WALK = 0.2  # the same of the course of the loss since the job began, beside its line
+_WALK = 0.2  # the same of the course of the loss since the job began, around its line
 _TREND = 0.3  # the same of the change of the rate since the job began
 _OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
 _SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
@@ -238,7 +238,7 @@ def _representative(count: int) -> NDArray[np.intp]:
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:
     """By how much each kind of setting raises the logarithm of the loss while it is in force, [kinds].
 
-    They are random effects beside a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
+    They are random effects on a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
     """
     first = levels.clocks[levels.kind == levels.kind[0]][0]
     shape = np.column_stack([np.ones_like(levels.loss), np.log(levels.clocks + first)])

@@ -32,11 +32,11 @@ choose:
 * ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, in
   ever longer windows from one push of each worker on. The initial phase ends early where it would take more time than is
   left, and after it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are
-  proposed by the acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost,
-  for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
+  proposed by the acquisition; the best observed one is proposed as well, so that the job can go back. The gate asks for the
+  cost, for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
   Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
-  job's time by now, beside those that save as much as they took. Decisions without a change make the search rarer: the 1st,
-  2nd, 4th, 8th.
+  job's time by now, not counting those that save as much as they took. Decisions without a change make the search rarer:
+  after the 1st, 2nd, 4th, 8th.
 * With ``pooled``, seconds per remaining clock do not depend on the loss, which is then no input of the model: its noise
   would make decisions. A setting that was observed is judged by its own estimate, another one by the model.
 * The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
@@ -273,7 +273,7 @@ class JobHistory:
 
     @property
     def state(self) -> float:
-        """The model's input beside the setting, now: the loss, or the remaining clocks or samples."""
+        """The model's input besides the setting, now: the loss, or the remaining clocks or samples."""
         return self.job.target.value - self.done if self.job.target.counts else self.loss
 
     @property
@@ -342,7 +342,7 @@ class JobHistory:
 
 
 def kind_of(setting: Setting) -> tuple[object, ...]:
-    """What of a setting, beside the number of workers, may change the progress per clock."""
+    """What of a setting, besides the number of workers, may change the progress per clock."""
     return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
@@ -361,7 +361,7 @@ def _change(history: JobHistory, setting: Setting, how: Method | None) -> Genera
 
 
 def _observe(history: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
-    """Run the job under its setting for `clocks`; for fewer, but at least `least`, where it is slow beside others."""
+    """Run the job under its setting for `clocks`; for fewer, but at least `least`, where it is slow compared with others."""
     history.memory.follow(history.stretches)
     fastest, own, before = history.memory.fastest, history.memory.last(history.row(history.setting)), len(history.stretches)
     piece = clocks
