@@ -240,6 +240,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
 
 
 def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobSpec:
+    """What a simulated system needs to begin the job."""
     from simulators.jobs import JobSpec
 
     return JobSpec(

@@ -77,6 +77,6 @@ def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTra
 
 @cache
 def slots(name: str) -> int:
-    """How many numbers servers keep for every parameter beside itself."""
+    """How many numbers servers keep for every parameter besides the parameter itself."""
     kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, np.zeros(1))
     return sum(x.size for x in jax.tree.leaves(kept) if x.ndim)
