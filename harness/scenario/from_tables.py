@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.scenario.description import Scenario
-from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, Tables, TargetTable, WorkloadTable
+from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, StartTable, Tables, TargetTable, WorkloadTable
 from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
@@ -186,13 +186,28 @@ def usual_values_of(scenario: Scenario) -> tuple[int, float]:
     return usual_values(table.name, table.overrides, data, own_workloads(table, scenario.origin, scenario.draw))
 
 
-def check_start(space: Space) -> None:
-    """Raise ValueError where a job of this space cannot begin."""
+def check_start(space: Space, table: StartTable | None = None) -> None:
+    """Raise ValueError where a job of this space cannot begin; where `table` is given, with the key that it lacks."""
     try:
         space.check(space.base)
     except Rejected as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{error}{'' if table is None else _unsaid(space, table)}") from None
     _check_policy(space.base.policy)
+
+
+def _unsaid(space: Space, table: StartTable) -> str:
+    """A sentence about the first free knob whose range does not contain the start, if the file does not say that start."""
+    defaults = StartTable()
+    for knob in space.knobs:
+        given = getattr(table, knob.name, "")
+        if (
+            knob.name in _PLAIN_FIELDS
+            and given == getattr(defaults, knob.name)
+            and not knob.contains(getattr(space.base, knob.name))
+        ):
+            whose = "the workload's value" if given is None else "the default"
+            return f" The file does not say where it starts, and that is {whose}: give {knob.name} in [start]."
+    return ""
 
 
 def _check_policy(name: str) -> None:

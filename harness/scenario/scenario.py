@@ -179,7 +179,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     at_table(origin, "workload", lambda: usual_values_of(made))
     at_table(origin, "start", lambda: start_of(made))
     space = at_table(origin, "free", lambda: space_of(made, None))
-    at_table(origin, "start", lambda: check_start(space))
+    at_table(origin, "start", lambda: check_start(space, made.start))
     return made
 
 
@@ -283,8 +283,9 @@ def show(scenario: Scenario) -> str:
         start = start_of(scenario)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
-    if known := told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables):
-        said.append(f"target: {scenario.target.metric} {scenario.target.value:g}; on this data: {known}")
+    known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
+    within = f"target: {scenario.target.metric} {scenario.target.value:g} within {scenario.budget.seconds:g} s"
+    said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
     said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
