@@ -263,7 +263,8 @@ def show(scenario: Scenario) -> str:
     """The scenario's file under a comment that explains its names. The result is a scenario file itself."""
     if scenario.recorded is not None:
         return scenario_recorded.show(scenario, scenario.recorded)
-    # Imported here, because only this needs the figures.
+    # Imported here, because only this needs the figures, and JAX.
+    from simulators.engine.optimizers import WITH_MOMENTUM
     from simulators.workloads.references import told
 
     made = workload_of(scenario) if scenario.workload.data is None else None
@@ -287,6 +288,8 @@ def show(scenario: Scenario) -> str:
     within = f"target: {scenario.target.metric} {scenario.target.value:g} within {scenario.budget.seconds:g} s"
     said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
+    if made is not None and "momentum" in families and made.optimizer not in WITH_MOMENTUM:
+        families = dict.fromkeys(f"{f} (no effect: {made.optimizer} has none)" if f == "momentum" else f for f in families)
     said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from harness.scenario import Scenario, embedded, job, load
+from harness.scenario import Scenario, embedded, job, load, show, system
 from harness.scenario.building import _toml, scenario
 from harness.scenario.tables import RecordedTables, Tables
+from tuners.actions import Run
 
 ALONE = {
     "summary": "Three machines that count pushes",
@@ -41,6 +42,14 @@ def test_a_scenario_needs_no_file() -> None:
 def test_every_table_of_a_file_is_an_argument() -> None:
     arguments = inspect.signature(scenario).parameters
     assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
+def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
+    made = scenario("digits-logistic", workload={"overrides": {"optimizer": optimizer}})
+    seen = [system(scenario(made, start={"momentum": m}), 0).perform(Run(clocks=60)) for m in (0.0, 0.9)]
+    same = np.array_equal(*(window.pushes.loss for window in seen))
+    assert same == ("momentum (no effect: sgd has none)" in " ".join(show(made).replace("#", "").split()))
 
 
 def test_a_base_is_changed_key_by_key() -> None:
