@@ -87,8 +87,9 @@ def matching(name: str) -> list[str]:
 def load(name_or_path: str | Path) -> Scenario:
     """Load the embedded scenario of that name, or the file at that path. Raises ValueError, which says what is wrong.
 
-    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``. A member
-    of a family is loaded by ``drawn:learning[7]``; see `harness.families`.
+    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``; where
+    several tables have the key, with its table: ``digits[start.policy=asp]``. A member of a family is loaded by
+    ``drawn:learning[7]``; see `harness.families`.
     """
     source, colon, which = str(name_or_path).partition(":")
     if colon and source in _ELSEWHERE:
@@ -120,7 +121,7 @@ def _elsewhere(source: str) -> Callable[[str], tuple[str, str]]:
 
 
 def _replaced(text: str, change: str, origin: Path) -> str:
-    """Replace the value on the only line that begins with a key, as `change` ("key=value") says."""
+    """Replace the value on the only line that begins with a key, as `change` ("key=value", "table.key=value") says."""
     key, equals, value = (part.strip() for part in change.partition("="))
     if not (key and equals and value):
         raise ValueError(f"{origin}: cannot change {change!r}: write key=value.")
@@ -128,13 +129,29 @@ def _replaced(text: str, change: str, origin: Path) -> str:
         tomllib.loads(f"x = {value}")
     except tomllib.TOMLDecodeError:
         value = json.dumps(value, ensure_ascii=False)  # a word, which a shell has stripped of its quotes
-    changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
+    table, _, plain = key.rpartition(".")
+    begins = re.compile(rf"{re.escape(plain)} *=")
+    lines, inside, found = text.splitlines(keepends=True), "", dict[int, str]()
+    for number, line in enumerate(lines):
+        if header := re.match(r"\[+([^\]]+)\]", line):
+            inside = header[1].strip()
+        elif begins.match(line) and (not table or table == inside):
+            found[number] = inside
     if not found:
         keys = dict.fromkeys(re.findall(r"(?m)^([\w-]+) *=", text))
-        raise ValueError(f"{origin}: cannot change {change!r}: no line begins with {key!r}; {near_names(key, keys)}")
-    if found > 1:
-        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with {key!r}; edit a copy of the file.")
-    return changed
+        where = f" in [{table}]" if table else ""
+        raise ValueError(
+            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near_names(plain, keys)}"
+        )
+    if len(found) > 1:
+        ways = " or ".join(f"{inside}.{plain}=..." for inside in dict.fromkeys(found.values()) if inside and not table)
+        way = f"write {ways}, or " if ways else ""
+        raise ValueError(
+            f"{origin}: cannot change {change!r}: {len(found)} lines begin with {plain!r}; {way}edit a copy of the file."
+        )
+    ((number, _),) = found.items()
+    lines[number] = f"{plain} = {value}\n"
+    return "".join(lines)
 
 
 def parse(text: str, *, name: str, origin: Path) -> Scenario:

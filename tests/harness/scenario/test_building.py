@@ -52,6 +52,16 @@ def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
     assert same == ("momentum (no effect: sgd has none)" in " ".join(show(made).replace("#", "").split()))
 
 
+def test_brackets_change_the_line_of_a_key_or_of_a_table_and_a_key() -> None:
+    plain = load("digits")
+    made = load("digits[start.policy=asp,start.momentum=0.5,seconds=77]")
+    assert (made.start.policy, made.start.momentum, made.budget.seconds) == ("asp", 0.5, 77)
+    assert made.knobs == plain.knobs
+    assert made.name == "digits[start.policy=asp,start.momentum=0.5,seconds=77]"
+    with pytest.raises(ValueError, match=r"no line in \[target\] begins with 'policy'"):
+        load("digits[target.policy=asp]")
+
+
 def test_a_base_is_changed_key_by_key() -> None:
     base = load("digits")
     made = harness.scenario("digits", conditions={"stragglers": None}, free={"momentum": None}, start={"policy": "asp"})
