@@ -206,7 +206,7 @@ def _unsaid(space: Space, table: StartTable) -> str:
             and not knob.contains(getattr(space.base, knob.name))
         ):
             whose = "the workload's value" if given is None else "the default"
-            return f" The file does not say where it starts, and that is {whose}: give {knob.name} in [start]."
+            return f" [start] does not give {knob.name}, and so {whose} counts: give one that the range contains."
     return ""
 
 

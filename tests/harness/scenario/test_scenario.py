@@ -287,9 +287,13 @@ WRONG: list[tuple[str, str, str]] = [
     (
         "batch_size = 4\n",
         "\n",
-        r"\[start\].*batch_size to 10000: this scenario allows.* the workload's value: give batch_size",
+        r"\[start\].*batch_size to 10000: this scenario allows.* does not give batch_size, and so the workload's value",
     ),
-    (BATCH, "intra_threads = { integer = [1, 4] }", r"\[start\].*intra_threads to 0: .* the default: give intra_threads in"),
+    (
+        BATCH,
+        "intra_threads = { integer = [1, 4] }",
+        r"\[start\].*intra_threads to 0: .* does not give intra_threads, and so the default",
+    ),
     ("batch_size = 4", 'batch_size = 4\nworkers = ["n9"]', r"\[start\] worker_count: it names workers"),
     ("batch_size = 4", "batch_size = 4.5", r"\[start\] batch_size: expected `int`, got `float`"),
     ("batch_size = 4", 'batch_size = 4\npolicy = "bps"', r"\[start\].*'bps'.*bsp"),
