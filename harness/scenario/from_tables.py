@@ -19,7 +19,8 @@ from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, StartTabl
 from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.workloads.catalogue import load_workloads, usual_values, workload, workloads
+from simulators.engine.limits import check_learning, check_links
+from simulators.workloads.catalogue import gradients_of, load_workloads, usual_values, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Setting, Space, Target
 from tuners.near_names import near_names
@@ -29,6 +30,7 @@ from tuners.space import check_values
 __all__ = [
     "at_table",
     "check_calibrated",
+    "check_engine",
     "check_prices",
     "check_start",
     "cluster_of",
@@ -193,6 +195,28 @@ def check_start(space: Space, table: StartTable | None = None) -> None:
     except Rejected as error:
         raise ValueError(f"{error}{'' if table is None else _unsaid(space, table)}") from None
     _check_policy(space.base.policy)
+
+
+def check_engine(scenario: Scenario, space: Space) -> None:
+    """Raise ValueError, with the table in brackets, for what no run computes: links that the start cannot share by the
+    cluster's discipline, and gradients that the workload's optimizer cannot apply under the knobs of `space`."""
+    table, cluster, start, origin = scenario.workload, scenario.cluster, space.base, scenario.origin
+    found = gradients_of(table.name, table.overrides, own_workloads(table, origin, scenario.draw))
+    tables = found is not None and found[2]
+    overlap, buckets = not set(start.workers).isdisjoint(start.servers), bool(scenario.conditions.buckets)
+
+    def links() -> None:
+        check_links(cluster.discipline, cluster.control_queue, overlap=overlap, buckets=buckets, tables=tables)
+
+    def learning() -> None:
+        if found is not None:
+            check_learning(found[0], found[1], space, tables=tables)
+
+    for name, check in (("cluster", links), ("workload", learning)):
+        try:
+            check()
+        except Rejected as error:
+            raise ValueError(f"{origin}: [{name}] {error}") from None
 
 
 def _unsaid(space: Space, table: StartTable) -> str:

@@ -25,6 +25,7 @@ from harness.scenario.description import Scenario
 from harness.scenario.from_tables import (
     at_table,
     check_calibrated,
+    check_engine,
     check_prices,
     check_start,
     cluster_of,
@@ -197,6 +198,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     at_table(origin, "start", lambda: start_of(made))
     space = at_table(origin, "free", lambda: space_of(made, None))
     at_table(origin, "start", lambda: check_start(space, made.start))
+    check_engine(made, space)
     return made
 
 

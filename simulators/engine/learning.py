@@ -21,7 +21,8 @@ from jax.typing import ArrayLike
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
-from simulators.engine.optimizers import OUTER, REVISING, optimizer
+from simulators.engine.limits import REVISING, check_learning
+from simulators.engine.optimizers import OUTER, optimizer
 from simulators.workloads.workload import Embedding, Workload
 from tuners.actions import Rejected, Space
 from tuners.settings import Choice
@@ -101,22 +102,13 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """
     if workload.proxy is None:
         return None
-    if workload.optimizer in REVISING and workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
-            'use aggregation = "each".'
-        )
-    if workload.optimizer in REVISING and space.takes_local_steps:
-        raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
-    if space.skips_pulls and (space.takes_local_steps or workload.optimizer in REVISING):
-        what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
-        raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
+    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.proxy.embedding is not None)
     knob = space.knob("batch_size")
     choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
     if workload.proxy.embedding is not None:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
-        rows = _most_samples(workload, space, samples)
+        rows = _most_samples(space, samples)
     batch = 1 << (rows - 1).bit_length()
     proxy = workload.proxy
     return LearningProgram(
@@ -158,26 +150,8 @@ def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     return GradientTable(sums, counts, totals, within, jnp.zeros((), jnp.int32))
 
 
-def _most_samples(workload: Workload, space: Space, samples: int) -> int:
-    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for what its sparse
-    gradients do not go with."""
-    if workload.optimizer != "sgd":
-        raise Rejected(
-            f"Cannot apply the sparse gradients of embedding tables by {workload.optimizer!r}, whose slots are dense: "
-            'use optimizer = "sgd".'
-        )
-    if workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of the sparse gradients of embedding tables, which touch different "
-            'rows: use aggregation = "each".'
-        )
-    if space.takes_local_steps:
-        raise Rejected(
-            "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
-            "1 and outer_momentum at 0."
-        )
-    if space.skips_pulls:
-        raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
+def _most_samples(space: Space, samples: int) -> int:
+    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for a larger one."""
     knob = space.knob("batch_size")
     free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
     loads = [k for k in space.knobs if k.name.startswith("load/")]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["OPTIMIZERS", "OUTER", "REVISING", "WITH_MOMENTUM", "optimizer", "slots"]
+__all__ = ["OPTIMIZERS", "OUTER", "WITH_MOMENTUM", "optimizer", "slots"]
 
 
 class _Revised(NamedTuple):
@@ -58,9 +58,6 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "adadelta": lambda rate, _: optax.adadelta(rate),
     "adarevision": lambda rate, _: _adarevision(rate),
 }
-REVISING = ("adarevision",)
-"""Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
-
 WITH_MOMENTUM = ("momentum", "nesterov")
 """Optimizers that a setting's `momentum` matters to; the others leave it out."""
 

@@ -174,6 +174,36 @@ def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
     assert replace(again, text=made.text) == made
 
 
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"cluster": {"discipline": "fifo"}, "start": {"workers": ["n0", "n1"], "servers": ["n1"]}},
+            r"\[cluster\].*worker and",
+        ),
+        (
+            {
+                "cluster": {"discipline": "fifo"},
+                "conditions": {"buckets": [{"nodes": ["n0"], "capacity_bytes": 1, "refill_bytes_per_second": 1}]},
+            },
+            r"\[cluster\] .* token bucket: use maxmin",
+        ),
+        ({"cluster": {"control_queue": 1.0}, "workload": {"name": "clicks-fm"}}, r"\[cluster\] .* set control_queue to 0"),
+        ({"workload": {"name": "clicks-fm"}, "start": {"local_steps": 2}}, r"\[workload\] Cannot take local steps on emb"),
+        (
+            {"workload": {"name": "digits-svm", "overrides": {"optimizer": "adarevision", "aggregation": "mean"}}},
+            r"\[workload\] Cannot apply the mean of gradients by 'adarevision'",
+        ),
+    ],
+)
+def test_what_no_run_computes_is_refused_before_any_run(tables: dict[str, Any], message: str) -> None:
+    start = {"workers": ["n0", "n1"], "servers": ["n2"], "policy": "asp"} | tables.get("start", {})
+    given = ALONE | {"free": {"policy": {"choice": ["asp", "bsp"]}}} | tables
+    given["cluster"] = {"nodes": [{"type": "m4.xlarge", "count": 3}]} | tables.get("cluster", {})
+    with pytest.raises(ValueError, match=message):
+        scenario(name="none", **(given | {"start": start}))
+
+
 def test_paths_start_at_the_bases_folder(tmp_path: Path) -> None:
     profiles = Path(str(tmp_path)) / "mine.toml"
     (tmp_path / "digits.toml").write_text(load("digits").text)
