@@ -30,6 +30,7 @@ from simulators.engine.inputs import (
     served_rows,
 )
 from simulators.engine.learning import TrainingData
+from simulators.engine.limits import check_links
 from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
@@ -60,14 +61,13 @@ class JobContext:
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(setting, self.conditions, self.workload)
-        if self.cluster.discipline == "fifo" and single:
-            where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
-            where = "mini-batches touch rows of embedding tables" if has_tables(self.workload) else where
-            raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
-        if self.cluster.control_queue and has_tables(self.workload):
-            raise Rejected(
-                "Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0."
-            )
+        check_links(
+            self.cluster.discipline,
+            self.cluster.control_queue,
+            overlap=overlapping(setting),
+            buckets=bool(self.conditions.buckets),
+            tables=has_tables(self.workload),
+        )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = loop.Program(

@@ -86,6 +86,8 @@ class TrainingTime:
         control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
         while left > 0 and branch.status == "running" and not (change_only and self.reconfiguration is None):
+            if self.now >= limit and not branch.inputs.active.any():
+                break  # the budget ended while a reconfiguration had no worker: no deadlock, nobody will push any more
             interval = branch.setting.checkpoint_seconds if self.reconfiguration is None else 0.0
             due = branch.checkpoints.due_seconds(interval)
             until = min(self._control.next_seconds, limit, due)

@@ -116,7 +116,9 @@ class Setting:
     transfer_bits: int = 32  # 16 halves the bytes of pull and push
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
-    momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+    # Heavy ball: v <- momentum v + g, w <- w - learning_rate v, where the workload's optimizer is "momentum" (or Nesterov's,
+    # "nesterov"). The others, "sgd" among them, which is the default, have no momentum: this changes nothing.
+    momentum: float = 0.0
     local_steps: int = 1  # mini-batches of a worker between its pull and its push, each applied to its own copy
     node_steps: tuple[tuple[str, int], ...] = ()  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed

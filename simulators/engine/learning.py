@@ -21,10 +21,11 @@ from jax.typing import ArrayLike
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
-from simulators.engine.optimizers import OUTER, REVISING, optimizer
+from simulators.engine.limits import REVISING, check_learning
+from simulators.engine.optimizers import OUTER, optimizer
 from simulators.workloads.workload import Embedding, Workload
 from tuners.actions import Rejected, Space
-from tuners.settings import OF_CHECKPOINTS, OF_PULLS, Choice
+from tuners.settings import OF_CHECKPOINTS, Choice
 
 __all__ = [
     "GradientTable",
@@ -101,21 +102,12 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """
     if workload.proxy is None:
         return None
-    if workload.optimizer in REVISING and workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
-            'use aggregation = "each".'
-        )
-    if workload.optimizer in REVISING and space.takes_local_steps:
-        raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
-    if space.may_have(OF_PULLS) and (space.takes_local_steps or workload.optimizer in REVISING):
-        what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
-        raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
+    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.proxy.embedding is not None)
     most = space.whole_batch if space.knob("batch_size") is None else _largest(space, "batch_size")
     rows = max(samples, min(most, _LEAST_ROWS), 1)
     if workload.proxy.embedding is not None:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
-        rows = _most_samples(workload, space, samples)
+        rows = _most_samples(space, samples)
     batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
     cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
     return LearningProgram(
@@ -163,26 +155,8 @@ def _largest(space: Space, name: str) -> int:
     return 0 if knob is None else int(max(knob.options) if isinstance(knob, Choice) else knob.high)
 
 
-def _most_samples(workload: Workload, space: Space, samples: int) -> int:
-    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for what its sparse
-    gradients do not go with."""
-    if workload.optimizer != "sgd":
-        raise Rejected(
-            f"Cannot apply the sparse gradients of embedding tables by {workload.optimizer!r}, whose slots are dense: "
-            'use optimizer = "sgd".'
-        )
-    if workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of the sparse gradients of embedding tables, which touch different "
-            'rows: use aggregation = "each".'
-        )
-    if space.takes_local_steps:
-        raise Rejected(
-            "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
-            "1 and outer_momentum at 0."
-        )
-    if space.may_have(OF_PULLS):
-        raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
+def _most_samples(space: Space, samples: int) -> int:
+    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for a larger one."""
     loads = [] if space.whole_batch else [k.name for k in space.knobs if k.name.startswith("load/")]
     loaded = sum(_largest(space, name) for name in loads)
     start = max([space.base.batch_size, *map(sum, space.base.loads)])

@@ -279,6 +279,8 @@ class Reconfiguration:
         self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `apply_effects`
         self._applied: tuple[Setting, Effects] | None = None
         self._begun_seconds = 0.0
+        # While all old workers have stopped and no new one has started, nobody trains, whatever the method:
+        self._idle_seconds, self._idle_from = 0.0, math.inf  # in the plan in progress; since when, inf: somebody trains
         # Of plans that losses have interrupted:
         self._earlier_stall_seconds = self._earlier_bytes = 0.0
         self._earlier_steps: tuple[str, ...] = ()
@@ -394,6 +396,8 @@ class Reconfiguration:
         switched = steps.switched and branch.setting != steps.ends.new
         has_work = switched and branch.install(self._prepared(), disturbance)
         setting, effects = steps.setting, steps.effects
+        self._idle_seconds = self._idle_until(now)
+        self._idle_from = math.inf if setting.workers else now
         if self._waits or not setting.workers:  # all have stopped, and no other has begun
             branch.without_workers()
         elif (setting, effects) != self._applied:
@@ -411,8 +415,9 @@ class Reconfiguration:
     def cost(self, now: float) -> Cost:
         """What it has cost until `now`."""
         steps = self._started
-        # A quiescent plan stalls training for all its time; others slow it down.
-        stalled = self._earlier_stall_seconds + (now - steps.begun_seconds if steps.plan.quiescent else 0.0)
+        # A quiescent plan stalls training for all its time; others slow it down, and stall it while there is no worker.
+        stalled = self._earlier_stall_seconds
+        stalled += now - steps.begun_seconds if steps.plan.quiescent else self._idle_until(now)
         return Cost(
             seconds=now - self._begun_seconds,
             stall_seconds=stalled,
@@ -421,6 +426,10 @@ class Reconfiguration:
             steps=(*self._earlier_steps, *steps.completed),
             done=not self._rolled_back and steps.finished,
         )
+
+    def _idle_until(self, now: float) -> float:
+        """Seconds of the plan in progress in which it had no worker."""
+        return self._idle_seconds + max(now - self._idle_from, 0.0)
 
     def cancel(self) -> None:
         """Give up the steps that are not completed; the branch stays what it is."""
@@ -438,6 +447,7 @@ class Reconfiguration:
         self._control.settle()
         self._policy, self._old_policy = policy, branch.policy
         self._workers, self._applied = frozenset(branch.setting.workers), None
+        self._idle_seconds, self._idle_from = 0.0, math.inf
         if plan.quiescent:
             branch.stop_all(now)
 

@@ -26,7 +26,7 @@ from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
 from simulators.engine.learning import LearningProgram, TrainingData
-from simulators.engine.optimizers import REVISING
+from simulators.engine.limits import REVISING
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting
 from tuners.settings import OF_CHECKPOINTS, OF_PULLS
