@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -21,6 +21,7 @@ __all__ = [
     "against_reference",
     "answer",
     "coverage",
+    "few",
     "identical",
     "limits",
     "listed",
@@ -87,7 +88,7 @@ def answer(rows: pl.DataFrame) -> Answer:
     if int(leader["seeds"]) < LEAST_BLOCKS:
         why += " Fewer than three seeds tell nothing apart."
     elif others:
-        why += f" Not told apart from it: {', '.join(others)}."
+        why += f" Not told apart from it: {few(others)}."
     elif apart:
         why += " All others are told apart from it."
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
@@ -186,6 +187,11 @@ def listed(words: Iterable[str]) -> str:
     """Words with commas, and "and" before the last."""
     found = list(words)
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else "none"
+
+
+def few(words: Sequence[str]) -> str:
+    """Words with commas; of more than eight the first six, and how many others there are."""
+    return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])} and {len(words) - 6} others"
 
 
 def not_applicable(results: Results) -> list[str]:
