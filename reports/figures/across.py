@@ -49,9 +49,9 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
         axes.tick_params(axis="y", length=0)
         _ratio_ticks(axes.xaxis, low, high)
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
-        axes.set_xlabel(f"time over that of {found.base or 'nothing'}, geometric mean over arenas")
+        axes.set_xlabel(f"time{f' over that of {found.base}' if found.base else ', s'}, geometric mean over arenas")
         caption = (
-            f"Geometric mean over {len(found.arenas)} arenas of the time relative to {found.base}, with its 95 % interval "
+            f"Geometric mean over {len(found.arenas)} arenas of the time{_relative_to(found)}, with its 95 % interval "
             "by bootstrap over arenas. Blue: the leader and those that are not told apart from it; grey: told apart; "
             f"orange: {REFERENCE}. Beside it: the probability of being first in an arena."
         )
@@ -84,7 +84,7 @@ def heat_map(found: Arenas, name: str) -> Drawing:
         for side in axes.spines.values():
             side.set_visible(False)
         caption = (
-            f"Time relative to {found.base}, by tuner and arena: mean of logarithms over seeds. Green: faster than the "
+            f"Time{_relative_to(found)}, by tuner and arena: mean of logarithms over seeds. Green: faster than the "
             "base; pale: up to twice its time; brown: four times and more; >: no run reached the target. Empty or n/a: the "
             "tuner does not apply, or did nothing." + (" A column is an arena." if len(short) < len(arenas) else "")
         )
@@ -99,6 +99,10 @@ def heat_map(found: Arenas, name: str) -> Drawing:
             caption,
             pl.DataFrame(rows, schema={"tuner": pl.String(), "arena": pl.String(), "ratio": pl.Float64()}),
         )
+
+
+def _relative_to(found: Arenas) -> str:
+    return f" relative to {found.base}" if found.base else ""
 
 
 def _labels(arenas: list[str]) -> tuple[list[str], list[float]]:

@@ -14,6 +14,7 @@ from reports.figures.gantt import packed_run
 from reports.output.export import markdown
 from reports.output.extension import among_published, published_hosts
 from reports.pages.page import pages, texts
+from reports.verdicts.arenas import by_family
 from reports.verdicts.summary import summary
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
@@ -52,6 +53,7 @@ def publish(
             "`harness compare --resume`."
         )
     table = summary(results)
+    over = by_family(results, list(dict.fromkeys(table["scenario"].to_list())))
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
     try:
@@ -63,6 +65,7 @@ def publish(
             with_files=False,
             only_overview=only_overview,
             table=table,
+            over=over,
         ).items():
             _write(partly / name, text.encode())
         (partly / "tables").mkdir(parents=True)
@@ -75,7 +78,7 @@ def publish(
             store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
             _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
         store.write(table, partly / "tables" / "summary.parquet", table.schema)  # as CSV, four times as many bytes
-        _write(partly / "report.md", markdown(results, table).encode())
+        _write(partly / "report.md", markdown(results, table, over).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
         _write(partly / "manifest.json", (json.dumps(results.manifest, indent=1) + "\n").encode())

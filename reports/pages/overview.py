@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,19 @@ class _FamilySection:
     figures: list[NumberedDrawing | None]
 
 
-def overview(results: Results, table: pl.DataFrame, addresses: Mapping[str, str], common: dict[str, Any]) -> str:
-    """The overview of the scenarios in `addresses`: by name, where the overview links to; "" for no link."""
+def overview(
+    results: Results,
+    table: pl.DataFrame,
+    addresses: Mapping[str, str],
+    common: dict[str, Any],
+    over: Sequence[arenas.Arenas] | None = None,
+) -> str:
+    """The overview of the scenarios in `addresses`: by name, where the overview links to; "" for no link. `over` are the
+    tuners by family, where the caller has them already."""
     names = list(addresses)
     sections = []
-    for i, (family, members) in enumerate(arenas.families(names).items()):
-        found = arenas.arenas_of(results, members, family)
+    for i, found in enumerate(arenas.by_family(results, names) if over is None else over):
+        family = found.family
         rows = [_family_row(row, len(found.arenas)) for row in found.rows.iter_rows(named=True)]
         figures = [numbered(d) for d in overview_figures(found, f"over{i}").all()] if found.rows.height else []
         title, anchor = (f"Family {family}", f"family-{family}") if family else ("All scenarios", "all")

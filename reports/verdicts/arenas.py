@@ -40,7 +40,7 @@ from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
 from traces.schema import KEYS
 from traces.store import Results
 
-__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "profile", "sentences"]
+__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "by_family", "families", "family_of", "profile", "sentences"]
 
 _Floats = NDArray[np.float64]
 
@@ -158,6 +158,11 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
         absent=_absent(results, tuners, everybody, applies),
     )
+
+
+def by_family(results: Results, scenarios: Sequence[str]) -> list[Arenas]:
+    """The tuners over all `scenarios`, then over those of each family; [] for a single scenario."""
+    return [arenas_of(results, members, family) for family, members in families(scenarios).items()]
 
 
 def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[str, pl.DataFrame]) -> list[str]:
@@ -319,9 +324,9 @@ def sentences(found: Arenas) -> list[str]:
     """How the first line was found, and which tuners are left out."""
     n = len(found.arenas)
     said = [
-        f"{n} arenas are {n} blocks; seeds are repetitions within them. Times relative to {found.base or 'nothing'}, mean "
-        "of logarithms, intervals by bootstrap over arenas. Differences: Wilcoxon's signed-rank test, corrected by Holm "
-        f"over all pairs of tuners (pairs with {REFERENCE}: over these), 5 %."
+        f"Each arena counts once, by the mean over its seeds. Times are {_relative_to(found)}; means are of logarithms, "
+        "with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank test says so at 5 %, "
+        f"corrected by Holm over all pairs of tuners (pairs with {REFERENCE}: over these)."
     ]
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
@@ -354,6 +359,10 @@ def sentences(found: Arenas) -> list[str]:
         else "Nothing is said of scenarios that were not run, unless these are draws of one family."
     )
     return said
+
+
+def _relative_to(found: Arenas) -> str:
+    return f"relative to those of {found.base} with the same seed" if found.base else "in seconds"
 
 
 def profile(found: Arenas) -> tuple[_Floats, _Floats]:

@@ -59,11 +59,13 @@ _WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "
 def answer(rows: pl.DataFrame) -> Answer:
     """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `summary.summary`."""
     contestants = rows.filter(pl.col("standing") != "")
-    if contestants.height < 2:
+    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
+    if rows.is_empty() or (led and contestants.height < 2):
         only = f" ({rows['tuner'][0]})" if rows.height else ""
         return Answer(f"Nothing is compared: there is only one kind of run{only}.", "", "")
-    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
     if not led:
+        if rows["failed"].sum() == rows["runs"].sum():
+            return Answer("Every run failed, so nothing can be said.", "", "")
         budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
         usd = float(rows["budget_usd"][0])
         # Without a limit of its own, no run can cost more than the budget of time allows.
@@ -99,7 +101,8 @@ def _measured(row: dict[str, Any]) -> str:
     parts = [_amount(row)]
     shown, interval = interval_text(row, "ratio", "ratio")
     if row["role"] != "reference" and not math.isnan(row["ratio"]):
-        parts.append(f"{shown}x of {REFERENCE}{f' ({interval})' if interval else ''}")
+        what = "the cost of " if row["minimise"] == "usd" else ""
+        parts.append(f"{shown}x of {what}{REFERENCE}{f' ({interval})' if interval else ''}")
     changes = count(row["reconfigurations"])
     parts.append(f"{changes} change{'' if changes == '1' else 's'}")
     parts.append(f"{quantity(row['overhead_seconds'])} s overhead")

@@ -126,6 +126,17 @@ def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tm
     assert later.select(keys).rows() == [("home", "cruise", 0)]
 
 
+def test_more_seeds_than_the_site_has_are_taken_where_all_of_its_tuners_were_played(site, tmp_path):
+    publish(
+        mine(tmp_path, tuners=("fixed", "cruise", "best_fixed"), seeds=5),
+        tmp_path / "out",
+        onto=site,
+        replaced=("fixed", "cruise", "best_fixed"),
+    )
+    assert scores(tmp_path / "out").height == 2 * 3 * 5
+    assert store.read_manifest(tmp_path / "out")["seeds_of"] == {"away": 5, "home": 5}
+
+
 def test_a_site_may_lack_runs_of_tuners_that_do_not_apply(site, tmp_path):
     older = shutil.copytree(site, tmp_path / "older")
     kept = (pl.col("tuner") != "cruise") | (pl.col("scenario") == "home")
