@@ -308,6 +308,24 @@ def test_few_seeds_and_no_finished_run_are_no_answer():
     )
 
 
+def test_one_kind_of_run_that_missed_its_target_or_failed_is_said_to_have():
+    missed = "No tuner reached the target within 600 s in any run."
+    assert str(answer(summary(from_times({"fixed": [INF] * 3, "x": [INF] * 3})))) == missed
+    assert str(answer(summary(from_times({"x": [INF] * 3})))) == missed
+    assert (
+        str(answer(summary(from_times({"fixed": [NAN] * 3, "x": [NAN] * 3})))) == "Every run failed, so nothing can be said."
+    )
+
+
+def test_ratios_of_costs_are_called_that():
+    rows = [
+        score_row("s", t, i, 100.0 + i, minimise="usd", usd=cost * (1 + 0.01 * i), budget_usd=9.0, clocks=int(cost))
+        for t, cost in (("fixed", 4.0), ("cheap", 1.0))
+        for i in range(5)
+    ]
+    assert "1.02 USD in 102 s, 0.25x of the cost of fixed" in str(answer(summary(frames(rows))))
+
+
 def test_one_tuner_is_no_comparison():
     assert "Nothing is compared" in str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
 
