@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, friedmanchisquare
+from scipy.stats import binom, friedmanchisquare, wilcoxon
 
 from reports.verdicts import statistics
 from reports.verdicts.statistics import (
@@ -278,6 +278,17 @@ def test_many_pairs_at_once_have_the_p_values_that_each_has_alone(test, blocks):
     rows[::3] = np.round(rows[::3], 1)
     rows[::10] = 0.0
     assert test(rows).tolist() == [float(test(row)) for row in rows]
+
+
+@pytest.mark.parametrize("blocks", [3, 7])
+def test_rows_with_ties_and_zeros_have_scipys_p_values(blocks):
+    rng = np.random.default_rng(blocks)
+    rows = np.round(rng.normal(size=(12, blocks)), 1)
+    rows[:, 0] = 0.0
+    rows[::2, 1] = -rows[::2, 2]
+    rows[5] = -np.abs(rows[5])
+    expected = [float(wilcoxon(row, zero_method="zsplit").pvalue) for row in rows]
+    assert signed_rank(rows).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_pairs_with_the_same_blocks_are_tested_in_one_call():
