@@ -120,6 +120,22 @@ def test_headings_nest_and_every_figure_has_words_and_numbers(whole):
         assert text.count("data-csv=") == found.tags.count("svg")
 
 
+def test_an_overview_answers_each_family_before_its_tables_and_tells_what_tuners_spend():
+    names = tuple(f"{family}-v1-{i:04}" for family in ("learning", "mixed") for i in range(3))
+    results = contest(scenarios=names, tuners=("fixed", "cruise", "tpe"), seeds=2)
+    text = page.pages(results, {}, only_overview=True)["report.html"]
+    found = parsed(text)
+    assert {"#family-learning", "#family-mixed"} <= set(found.links)
+    assert {"family-learning", "family-mixed"} <= set(found.ids)
+    assert "the whole of training, from a poor start" in text
+    head, _, rest = text.partition('<h2 id="families">')
+    assert head.count('<p class="answer">') == 1
+    assert rest.index("over 3 arenas of the family mixed") < rest.index('<table class="sortable">')
+    spent = results.scores.filter(pl.col("tuner") == "tpe")
+    share = (spent["overhead_seconds"] / spent["completion_seconds"]).mean()
+    assert re.search(rf'<th scope="row">tpe</th>.*?<td data-value="{share:.6f}\d*">{share:.0%}<', rest, re.DOTALL)
+
+
 def test_it_tells_what_was_run_and_with_which_version(whole, one):
     assert "Digits on ten nodes" in one
     assert "validation accuracy at least 0.95" in one
