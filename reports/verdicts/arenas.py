@@ -312,7 +312,7 @@ def answer(found: Arenas) -> Answer:
     elif wide:
         after += f". Not told apart from it: {few(wide)}."
     else:
-        after += ". All others that apply to so many arenas are told apart from it."
+        after += ". All others that apply to nearly as many arenas are told apart from it."
     if narrow := [f"{t} ({counts[t]})" for t in others if t not in wide]:
         after += f" Not told apart where they apply, which is in fewer arenas: {few(narrow)}."
     if ahead:

@@ -110,7 +110,7 @@ def test_a_tuner_of_few_arenas_is_named_apart_from_those_that_could_lead():
     assert "Not told apart from it: y." in said
     assert said.endswith("Not told apart where they apply, which is in fewer arenas: rare (4).")
     alone = str(answer(arenas_of(played({"fixed": 100, "x": 50, "rare": lambda i: 45 if i < 4 else None}), NAMES)))
-    assert ". All others that apply to so many arenas are told apart from it. Not told apart where" in alone
+    assert ". All others that apply to nearly as many arenas are told apart from it. Not told apart where" in alone
 
 
 def test_the_first_line_and_the_sentences_agree_on_fixed():
