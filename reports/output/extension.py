@@ -55,14 +55,16 @@ def among_published(
 
 
 def published_hosts(results: Results, site: Path) -> pl.DataFrame:
-    """What the site's tuners that are not in `results` cost their hosts, in all its scenarios.
+    """What the runs of the site's tuners cost their hosts, in all its scenarios, where some of these runs are kept beside
+    `results`: sums per tuner and machine, which have those that are replaced, too.
 
     Empty where `results` have only some of these scenarios.
     """
-    hosts = pl.read_csv(site / "tables" / "host.csv")
-    if set(store.read_manifest(site)["scenarios"]) != set(results.manifest["scenarios"]):
+    hosts, (manifest, published) = pl.read_csv(site / "tables" / "host.csv"), _read(site)
+    if set(manifest["scenarios"]) != set(results.manifest["scenarios"]):
         return hosts.clear()
-    return hosts.filter(~pl.col("tuner").is_in(results.manifest["tuners"]))
+    kept = published.join(_runs(results), on=["scenario", "tuner", "seed"], how="anti")
+    return hosts.filter(pl.col("tuner").is_in(kept["tuner"].unique().to_list()))
 
 
 def _read(site: Path) -> tuple[dict[str, Any], pl.DataFrame]:

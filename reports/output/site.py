@@ -45,7 +45,7 @@ def publish(
     hosts = _host_by_tuner(folder / "host.csv")
     if onto is not None:
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
-        hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
+        hosts = _summed(pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed"))
         only_overview, elsewhere = True, set(store.read_manifest(onto)["tuners"])
     if (missing := _missing(results, elsewhere)) is not None:
         raise ValueError(
@@ -91,12 +91,12 @@ def publish(
 def _host_by_tuner(path: Path) -> pl.DataFrame:
     """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one."""
     name = pl.col("tuner").str.split("+").list.first()
-    return (
-        store.read_host(path)
-        .group_by(name, "machine")
-        .agg(pl.len().alias("runs"), pl.col("thinking_seconds", "wall_seconds").sum().round(1))
-        .sort("tuner", "machine")
-    )
+    return _summed(store.read_host(path).select(name, "machine", "thinking_seconds", "wall_seconds", runs=pl.lit(1)))
+
+
+def _summed(hosts: pl.DataFrame) -> pl.DataFrame:
+    seconds = pl.col("thinking_seconds", "wall_seconds").sum().round(1)
+    return hosts.group_by("tuner", "machine").agg(pl.col("runs").sum(), seconds).sort("tuner", "machine")
 
 
 def _missing(results: Results, elsewhere: Collection[str]) -> str | None:
