@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import groupby, pairwise
 
 import numpy as np
 import polars as pl
@@ -11,13 +12,14 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
-from reports.verdicts.arenas import Arenas, profile
+from reports.verdicts.arenas import Arenas, family_of, profile
 from reports.verdicts.numbers import percent, relative
 from reports.verdicts.summary import REFERENCE
 
 __all__ = ["heat_map", "mean_ratios", "performance"]
 
 _CELLS_WITH_TEXT = 24  # arenas; with more, a number no longer fits into its cell
+_NAMED = 60  # arenas; of more, only the groups that they form are named
 _COLORS = LinearSegmentedColormap.from_list("regret", ["#159f7a", "#e8e4da", "#d9700b", "#8c2d04"])
 
 
@@ -47,9 +49,9 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
         axes.tick_params(axis="y", length=0)
         _ratio_ticks(axes.xaxis, low, high)
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
-        axes.set_xlabel(f"time over that of {found.base or 'nothing'}, geometric mean over arenas")
+        axes.set_xlabel(f"time{f' over that of {found.base}' if found.base else ', s'}, geometric mean over arenas")
         caption = (
-            f"Geometric mean over {len(found.arenas)} arenas of the time relative to {found.base}, with its 95 % interval "
+            f"Geometric mean over {len(found.arenas)} arenas of the time{_relative_to(found)}, with its 95 % interval "
             "by bootstrap over arenas. Blue: the leader and those that are not told apart from it; grey: told apart; "
             f"orange: {REFERENCE}. Beside it: the probability of being first in an arena."
         )
@@ -60,7 +62,7 @@ def heat_map(found: Arenas, name: str) -> Drawing:
     """Ratio to the base by tuner and arena."""
     tuners, arenas = found.rows["tuner"].to_list(), list(found.arenas)
     values = found.log_ratio.T / math.log(2)  # [tuners, arenas], in doublings
-    short = _short(arenas)
+    short, places = _labels(arenas)
     bottom = 0.25 + 0.075 * max(len(a) for a in short)
     with canvas(0.3 + bottom + 0.27 * len(tuners), left=label_inches(tuners), bottom=bottom, top=0.1) as figure:
         axes = figure.add_subplot()
@@ -73,15 +75,18 @@ def heat_map(found: Arenas, name: str) -> Drawing:
                 color = MUTED if math.isnan(value) else "#ffffff" if value > 0.9 or value < -0.6 else "#1b1f24"
                 axes.text(x + 0.5, y + 0.5, shown, ha="center", va="center", fontsize=7, color=color)
         axes.set_yticks(np.arange(len(tuners)) + 0.5, tuners)
-        axes.set_xticks(np.arange(len(arenas)) + 0.5, short, rotation=90, fontsize=7.5)
+        axes.set_xticks(places, short, rotation=90, fontsize=7.5)
+        if len(short) < len(arenas):
+            ends = [i for i, (a, b) in enumerate(pairwise(arenas), 1) if _group(a) != _group(b)]
+            axes.vlines(ends, 0, len(tuners), color=MUTED, linewidth=0.6)
         axes.set_ylim(len(tuners), 0)
         axes.tick_params(length=0)
         for side in axes.spines.values():
             side.set_visible(False)
         caption = (
-            f"Time relative to {found.base}, by tuner and arena: mean of logarithms over seeds. Green: faster than the "
+            f"Time{_relative_to(found)}, by tuner and arena: mean of logarithms over seeds. Green: faster than the "
             "base; pale: up to twice its time; brown: four times and more; >: no run reached the target. Empty or n/a: the "
-            "tuner does not apply, or did nothing."
+            "tuner does not apply, or did nothing." + (" A column is an arena." if len(short) < len(arenas) else "")
         )
         rows = [
             {"tuner": t, "arena": a, "ratio": float(2.0 ** values[i, j])}
@@ -94,6 +99,25 @@ def heat_map(found: Arenas, name: str) -> Drawing:
             caption,
             pl.DataFrame(rows, schema={"tuner": pl.String(), "arena": pl.String(), "ratio": pl.Float64()}),
         )
+
+
+def _relative_to(found: Arenas) -> str:
+    return f" relative to {found.base}" if found.base else ""
+
+
+def _labels(arenas: list[str]) -> tuple[list[str], list[float]]:
+    """What stands below the columns, and where: the names of the arenas; of many, those of the groups that follow each
+    other."""
+    if len(arenas) <= _NAMED:
+        return _short(arenas), [i + 0.5 for i in range(len(arenas))]
+    groups = [(group, len(list(members))) for group, members in groupby(arenas, key=_group)]
+    ends = np.cumsum([count for _, count in groups])
+    return [group for group, _ in groups], [float(end - count / 2) for end, (_, count) in zip(ends, groups, strict=True)]
+
+
+def _group(arena: str) -> str:
+    """Its family, or the first word of its name."""
+    return family_of(arena) or arena.partition("-")[0]
 
 
 def _short(arenas: list[str]) -> list[str]:

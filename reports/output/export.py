@@ -72,11 +72,12 @@ def write_markdown(folder: Path) -> Path:
     return path
 
 
-def markdown(results: Results, table: pl.DataFrame | None = None) -> str:
-    """The answers and tables of `results` as Markdown; `table` is their summary, where the caller has it already."""
+def markdown(results: Results, table: pl.DataFrame | None = None, over: Sequence[arenas.Arenas] | None = None) -> str:
+    """The answers and tables of `results` as Markdown; `table` is their summary, and `over` are the tuners by family, where
+    the caller has these already."""
     table = summary(results) if table is None else table
     parts: list[str] = []
-    for found in _families(results, table):
+    for found in _families(results, table) if over is None else over:
         parts += [f"## {f'Family {found.family}' if found.family else 'All scenarios'}", _bold(arenas.answer(found))]
         heads = ("tuner", "arenas", f"ratio to {found.base}", "first", "against the leader")
         parts.append(_grid(heads, [_arena_cells(row) for row in found.rows.iter_rows(named=True)]))
@@ -141,9 +142,7 @@ def _plain(text: str) -> str:
 
 def _families(results: Results, table: pl.DataFrame) -> list[arenas.Arenas]:
     names = list(dict.fromkeys(table["scenario"].to_list()))
-    if len(names) < 2:
-        return []
-    return [arenas.arenas_of(results, members, family) for family, members in arenas.families(names).items()]
+    return arenas.by_family(results, names)
 
 
 def _drawings(folder: Path, results: Results, table: pl.DataFrame, *, workers: bool) -> Iterator[tuple[str, Drawing]]:

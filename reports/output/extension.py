@@ -32,17 +32,16 @@ def among_published(
     `results` on each scenario where it was played. Any other tuner that both have must have the same outcomes in both, which
     shows that this program still computes what the site's did.
 
-    Raises ValueError where `site` is no published site; where it lacks a scenario or a seed, or has another text of a
-    scenario; where both have no tuner in common; where a tuner that is not `replaced` has other outcomes; or where one that
-    is `replaced` was not played.
+    Raises ValueError where `site` is no published site; where it lacks a scenario, or has another text of it; where
+    `results` have more seeds of a scenario, and lack one of the site's tuners there; where both have no tuner in common;
+    where a tuner that is not `replaced` has other outcomes; or where one that is `replaced` was not played.
     """
     manifest, published = _read(site)
-    _check_scenarios(results, folder, scenarios, site, manifest)
+    _check_scenarios(results, folder, scenarios, site, manifest, published)
     here = published.filter(pl.col("scenario").is_in(results.manifest["scenarios"]))
     own = set(results.manifest["tuners"])
     _check_tuners(results, folder, here, site, own, set(replaced))
-    runs = pl.concat([results.scores, results.not_applicable])
-    added = here.join(runs, on=["scenario", "tuner"], how="anti")
+    added = here.join(_runs(results), on=["scenario", "tuner"], how="anti")
     played = pl.col("status") != NOT_APPLICABLE
     return Results(
         _manifest(results, manifest),
@@ -56,14 +55,16 @@ def among_published(
 
 
 def published_hosts(results: Results, site: Path) -> pl.DataFrame:
-    """What the site's tuners that are not in `results` cost their hosts, in all its scenarios.
+    """What the runs of the site's tuners cost their hosts, in all its scenarios, where some of these runs are kept beside
+    `results`: sums per tuner and machine, which have those that are replaced, too.
 
     Empty where `results` have only some of these scenarios.
     """
-    hosts = pl.read_csv(site / "tables" / "host.csv")
-    if set(store.read_manifest(site)["scenarios"]) != set(results.manifest["scenarios"]):
+    hosts, (manifest, published) = pl.read_csv(site / "tables" / "host.csv"), _read(site)
+    if set(manifest["scenarios"]) != set(results.manifest["scenarios"]):
         return hosts.clear()
-    return hosts.filter(~pl.col("tuner").is_in(results.manifest["tuners"]))
+    kept = published.join(_runs(results), on=["scenario", "tuner", "seed"], how="anti")
+    return hosts.filter(pl.col("tuner").is_in(kept["tuner"].unique().to_list()))
 
 
 def _read(site: Path) -> tuple[dict[str, Any], pl.DataFrame]:
@@ -72,17 +73,30 @@ def _read(site: Path) -> tuple[dict[str, Any], pl.DataFrame]:
     return store.read_manifest(site), store.read(site / "tables" / "scores.parquet", SCORES)
 
 
+def _runs(results: Results) -> pl.DataFrame:
+    """The rows of all runs, also of tuners that do not apply."""
+    return pl.concat([results.scores, results.not_applicable])
+
+
 def _check_scenarios(
-    results: Results, folder: Path, scenarios: Mapping[str, str], site: Path, manifest: dict[str, Any]
+    results: Results,
+    folder: Path,
+    scenarios: Mapping[str, str],
+    site: Path,
+    manifest: dict[str, Any],
+    published: pl.DataFrame,
 ) -> None:
-    """Raise ValueError where the site does not have all scenarios and seeds of the results, with the same texts."""
+    """Raise ValueError where the site does not have all scenarios of the results, with the same texts, or lacks seeds that
+    some of its tuners were not played with."""
     known = manifest.get("seeds_of", {})
     for name, seeds in sorted(results.manifest.get("seeds_of", {}).items()):
         if name not in known:
             raise ValueError(
                 f"Cannot add {folder} to {site}: no scenario {name!r} is there. Play those of {site / 'scenarios'}."
             )
-        if seeds > known[name]:
+        # More seeds are no comparison with tuners that have fewer.
+        theirs_here, ours_here = (frame.filter(pl.col("scenario") == name)["tuner"] for frame in (published, _runs(results)))
+        if seeds > known[name] and not set(theirs_here) <= set(ours_here):
             raise ValueError(
                 f"Cannot add {folder} to {site}: {name} has {seeds} seeds, and {known[name]} there. "
                 f"Play it with --seeds {known[name]}."

@@ -14,6 +14,7 @@ from reports.figures.gantt import packed_run
 from reports.output.export import markdown
 from reports.output.extension import among_published, published_hosts
 from reports.pages.page import pages, texts
+from reports.verdicts.arenas import by_family
 from reports.verdicts.summary import summary
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
@@ -44,7 +45,7 @@ def publish(
     hosts = _host_by_tuner(folder / "host.csv")
     if onto is not None:
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
-        hosts = pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed").sort("tuner", "machine")
+        hosts = _summed(pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed"))
         only_overview, elsewhere = True, set(store.read_manifest(onto)["tuners"])
     if (missing := _missing(results, elsewhere)) is not None:
         raise ValueError(
@@ -52,9 +53,17 @@ def publish(
             "`harness compare --resume`."
         )
     table = summary(results)
+    over = by_family(results, list(dict.fromkeys(table["scenario"].to_list())))
     of_runs = partial(packed_run, folder)
     written = pages(
-        results, scenarios, of_runs, first="index.html", with_files=False, only_overview=only_overview, table=table
+        results,
+        scenarios,
+        of_runs,
+        first="index.html",
+        with_files=False,
+        only_overview=only_overview,
+        table=table,
+        over=over,
     )
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
@@ -62,7 +71,7 @@ def publish(
         for name, text in written.items():
             _write(partly / name, text.encode())
         _write_tables(partly / "tables", results, table, host=folder / "host.csv", hosts=hosts if only_overview else None)
-        _write(partly / "report.md", markdown(results, table).encode())
+        _write(partly / "report.md", markdown(results, table, over).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
         _write(partly / "manifest.json", (json.dumps(results.manifest, indent=1) + "\n").encode())
@@ -88,12 +97,12 @@ def _write_tables(folder: Path, results: Results, table: pl.DataFrame, *, host: 
 def _host_by_tuner(path: Path) -> pl.DataFrame:
     """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one."""
     name = pl.col("tuner").str.split("+").list.first()
-    return (
-        store.read_host(path)
-        .group_by(name, "machine")
-        .agg(pl.len().alias("runs"), pl.col("thinking_seconds", "wall_seconds").sum().round(1))
-        .sort("tuner", "machine")
-    )
+    return _summed(store.read_host(path).select(name, "machine", "thinking_seconds", "wall_seconds", runs=pl.lit(1)))
+
+
+def _summed(hosts: pl.DataFrame) -> pl.DataFrame:
+    seconds = pl.col("thinking_seconds", "wall_seconds").sum().round(1)
+    return hosts.group_by("tuner", "machine").agg(pl.col("runs").sum(), seconds).sort("tuner", "machine")
 
 
 def _missing(results: Results, elsewhere: Collection[str]) -> str | None:

@@ -31,8 +31,7 @@ def show(results: Results, console: Console, table: pl.DataFrame | None = None) 
     table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
     if len(names) > 1:
-        for family, members in arenas.families(names).items():
-            found = arenas.arenas_of(results, members, family)
+        for found in arenas.by_family(results, names):
             console.print(_text(arenas.answer(found)), soft_wrap=True)
             for sentence in arenas.sentences(found):
                 console.print(escape(sentence), style="dim", highlight=False)

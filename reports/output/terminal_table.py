@@ -126,7 +126,7 @@ def _cells(row: dict[str, Any]) -> list[Text]:
     return [
         Text(row["tuner"], style="bold" if row["standing"] == "leader" else ""),
         ends("completion_seconds", "completion"),
-        Text("1") if row["role"] == "reference" else ends("ratio", "ratio", style),
+        ends("ratio", "ratio", style) if row["role"] != "reference" or row["failed"] == row["runs"] else Text("1"),
     ]
 
 

@@ -24,6 +24,7 @@ from reports.figures.workers import WORKERS_NOTE
 from reports.pages.overview import overview
 from reports.pages.scenario_section import PackRun, scenario_section
 from reports.templates.rendering import fill
+from reports.verdicts.arenas import Arenas
 from reports.verdicts.summary import ORACLE, REFERENCE, summary
 from traces.store import Results, load_results, write_bytes
 
@@ -66,13 +67,14 @@ def pages(
     only_overview: bool = False,
     simulated: Results | None = None,
     table: pl.DataFrame | None = None,
+    over: Sequence[Arenas] | None = None,
 ) -> dict[str, str]:
     """The pages for `results`, by file name; `scenarios` are the texts of the scenarios as they were run, by name.
 
     `runs` packs a run for the drawing of its workers, as `gantt.packed_run` does. `first` is the name of the first page.
     Without `with_files`, nothing refers to the files of single runs. With `only_overview`, there is no page per scenario
     beside the overview of several. `simulated` are runs to be put beside `results`, which are live then.
-    `table` is their summary, where the caller has it already.
+    `table` is their summary, and `over` are the tuners by family, where the caller has these already.
     """
     table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
@@ -81,7 +83,7 @@ def pages(
     alone = only_overview and len(names) > 1
     if len(names) != 1:
         addresses = {name: "" if alone else quote(page_name(name, names, first)) for name in names}
-        made[first] = overview(results, table, addresses, common)
+        made[first] = overview(results, table, addresses, common, over)
     for name in () if alone else names:
         own = page_name(name, names, first)
         section = scenario_section(

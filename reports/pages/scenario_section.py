@@ -285,7 +285,7 @@ def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
 
     cells = [
         ends("completion_seconds", "completion"),
-        Cell("1", "", 1.0) if row["role"] == "reference" else ends("ratio", "ratio"),
+        ends("ratio", "ratio") if row["role"] != "reference" or math.isnan(row["ratio"]) else Cell("1", "", 1.0),
         Cell("-") if oracle else ends("regret", "regret"),
         Cell("oracle" if oracle else row["standing"] or "-", p_text(row["p_leader"]), row["p_leader"]),
         Cell(f"{row['reached']}/{row['runs']}", f"{row['failed']} failed" if row["failed"] else "", row["reached"]),

@@ -7,7 +7,7 @@ with the same seed. The base is `best_fixed`, or `fixed` where an arena lacks th
 
 A tuner does not apply to an arena where it has nothing to tune, or where all its runs are those of `fixed`: such an arena
 does not count for it. Two tuners are compared on the arenas that both apply to; the leader is the best of those that apply
-to the most arenas.
+to nearly as many arenas as any (`statistics.compare`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from harness.scenario import embedded
-from reports.verdicts.conclusions import Answer
+from reports.verdicts.conclusions import Answer, few
 from reports.verdicts.numbers import percent, quantity, relative
 from reports.verdicts.statistics import (
+    LEVEL,
     Interval,
     PairedComparison,
     compare,
@@ -36,9 +37,10 @@ from reports.verdicts.statistics import (
     signed_rank,
 )
 from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
+from traces.schema import KEYS
 from traces.store import Results
 
-__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "families", "family_of", "profile", "sentences"]
+__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "by_family", "families", "family_of", "profile", "sentences"]
 
 _Floats = NDArray[np.float64]
 
@@ -51,14 +53,21 @@ ARENAS: dict[str, pl.DataType] = {
     "ratio": pl.Float64(),  # geometric mean over arenas of the time over the base's; *_low, *_high: 95 % interval
     "ratio_low": pl.Float64(),
     "ratio_high": pl.Float64(),
+    # geometric mean of the time over the leader's, and over that of `fixed`, on the arenas that both apply to; nan: none
+    "to_leader": pl.Float64(),
+    "to_reference": pl.Float64(),
     "first": pl.Float64(),  # probability of being first in an arena; *_low, *_high: 95 % interval
     "first_low": pl.Float64(),
     "first_high": pl.Float64(),
     "mean_rank": pl.Float64(),  # over the arenas that it applies to, among the tuners that apply there, too
     "reached": pl.Float64(),  # share of its runs that reached the target
     "failed": pl.Int64(),  # runs with status "error"
+    # What it spends, means over all its runs that did not fail: stall and trials as shares of the run's time, and thinking.
+    "overhead_share": pl.Float64(),
+    "trial_share": pl.Float64(),
+    "thinking_seconds": pl.Float64(),  # measured on the host
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it
-    "p_leader": pl.Float64(),  # Wilcoxon, corrected by Holm over all pairs
+    "p_leader": pl.Float64(),  # Wilcoxon, corrected by Holm (`reports.verdicts.statistics`)
     "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
 }
 """Columns of `Arenas.rows`."""
@@ -130,7 +139,14 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     first[np.isnan(log_ratio)] = math.nan
     whole = log_ratio[~np.isnan(log_ratio).any(axis=1)]
     ranks = _mean_ranks(log_ratio)
-    rows = [_row(family, tuners[i], found, own[i], first[:, i], float(ranks[i]), scores) for i in order]
+    fixed = _over(log_ratio, tuners.index(REFERENCE)) if REFERENCE in tuners else {}
+    spent = _spent(scores, results.host)
+    rows = [
+        _row(family, tuners[i], found, own[i], first[:, i], float(ranks[i]), scores)
+        | {"to_leader": math.exp(found.to_leader.get(tuners[i], math.nan)), "to_reference": fixed.get(i, math.nan)}
+        | spent.get(tuners[i], {})
+        for i in order
+    ]
     return Arenas(
         family=family,
         arenas=arenas,
@@ -142,6 +158,11 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
         absent=_absent(results, tuners, everybody, applies),
     )
+
+
+def by_family(results: Results, scenarios: Sequence[str]) -> list[Arenas]:
+    """The tuners over all `scenarios`, then over those of each family; [] for a single scenario."""
+    return [arenas_of(results, members, family) for family, members in families(scenarios).items()]
 
 
 def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[str, pl.DataFrame]) -> list[str]:
@@ -178,6 +199,30 @@ def _mean_ranks(log_ratio: _Floats) -> _Floats:
 
     ranks = rankdata(log_ratio, axis=1, nan_policy="omit") if len(log_ratio) else log_ratio
     return np.array([column[~np.isnan(column)].mean() for column in ranks.T])
+
+
+def _over(log_ratio: _Floats, one: int) -> dict[int, float]:
+    """Geometric mean of every tuner's time over that of tuner `one`, by column, on the arenas that both apply to."""
+    found = {}
+    for i, column in enumerate(log_ratio.T):
+        differences = column - log_ratio[:, one]
+        if (both := ~np.isnan(differences)).any():
+            found[i] = math.exp(differences[both].mean())
+    return found
+
+
+def _spent(scores: pl.DataFrame, host: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """What every tuner spends, by the columns of `ARENAS`."""
+    seconds = pl.col("completion_seconds")
+    ran = scores.filter((pl.col("status") != "error") & (seconds > 0)).join(
+        host.select(*KEYS, "thinking_seconds"), on=KEYS, how="left"
+    )
+    means = ran.group_by("tuner").agg(
+        overhead_share=(pl.col("overhead_seconds") / seconds).mean(),
+        trial_share=(pl.col("trial_seconds") / seconds).mean(),
+        thinking_seconds=pl.col("thinking_seconds").fill_nan(None).mean(),
+    )
+    return {str(row.pop("tuner")): row for row in means.iter_rows(named=True)}
 
 
 def _to_best(log_ratio: _Floats, tuners: list[str], by_arena: dict[str, pl.DataFrame], arenas: Sequence[str]) -> _Floats:
@@ -243,6 +288,8 @@ def answer(found: Arenas) -> Answer:
         return Answer(f"Over {where} there is nothing to compare.", "", "")
     row = found.rows.row(by_predicate=pl.col("tuner") == leader, named=True)
     close = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "not told apart"]
+    most = int(found.rows["arenas"].max() or 0)  # type: ignore[arg-type]
+    counts = dict(found.rows.select("tuner", "arenas").iter_rows())
     ahead = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "ahead"]
     interval = "" if math.isnan(row["ratio_low"]) else f" ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
     if leader == found.base:  # fixed itself, where the oracle was not run
@@ -260,7 +307,15 @@ def answer(found: Arenas) -> Answer:
     else:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
-    after += f". Not told apart from it: {', '.join(others)}." if others else ". All others are told apart from it."
+    wide = [t for t in others if counts[t] >= _LEADS_FROM * most]
+    if not others:
+        after += ". All others are told apart from it."
+    elif wide:
+        after += f". Not told apart from it: {few(wide)}."
+    else:
+        after += ". All others that apply to nearly as many arenas are told apart from it."
+    if narrow := [f"{t} ({counts[t]})" for t in others if t not in wide]:
+        after += f" Not told apart where they apply, which is in fewer arenas: {few(narrow)}."
     if ahead:
         after += f" Better where they apply: {', '.join(ahead)}."
     return Answer(before, leader, after)
@@ -270,9 +325,9 @@ def sentences(found: Arenas) -> list[str]:
     """How the first line was found, and which tuners are left out."""
     n = len(found.arenas)
     said = [
-        f"{n} arenas are {n} blocks; seeds are repetitions within them. Times relative to {found.base or 'nothing'}, mean "
-        "of logarithms, intervals by bootstrap over arenas. Differences: Wilcoxon's signed-rank test, corrected by Holm "
-        "over all pairs of tuners (to fixed: over tuners), 5 %."
+        f"Each arena counts once, by the mean over its seeds. Times are {_relative_to(found)}; means are of logarithms, "
+        "with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank test says so at 5 %, "
+        f"corrected by Holm over all pairs of tuners (pairs with {REFERENCE}: over these)."
     ]
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
@@ -284,16 +339,14 @@ def sentences(found: Arenas) -> list[str]:
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
         said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
-    better = found.rows.filter((pl.col("p_reference") < 0.05) & (pl.col("tuner") != REFERENCE))
-    fixed = found.rows.filter(pl.col("tuner") == REFERENCE)
-    if fixed.height:
-        at = float(fixed["ratio"][0])
-        for word, mine in (
-            ("Faster", better.filter(pl.col("ratio") < at)),
-            ("Slower", better.filter(pl.col("ratio") >= at)),
-        ):
-            if mine.height:
-                said.append(f"{word} than {REFERENCE}: {', '.join(mine['tuner'])}.")
+    # On the arenas that both apply to: ratios to the base over different arenas cannot be compared.
+    differ = found.rows.filter((pl.col("p_reference") < 1 - LEVEL) & (pl.col("tuner") != REFERENCE))
+    for word, mine in (
+        ("Faster", differ.filter(pl.col("to_reference") < 1)),
+        ("Slower", differ.filter(pl.col("to_reference") >= 1)),
+    ):
+        if mine.height:
+            said.append(f"{word} than {REFERENCE} in the arenas that both apply to: {', '.join(mine['tuner'])}.")
     why: dict[str, list[str]] = {}
     for tuner, reason in found.absent.items():
         why.setdefault(reason, []).append(tuner)
@@ -307,6 +360,10 @@ def sentences(found: Arenas) -> list[str]:
         else "Nothing is said of scenarios that were not run, unless these are draws of one family."
     )
     return said
+
+
+def _relative_to(found: Arenas) -> str:
+    return f"relative to those of {found.base} with the same seed" if found.base else "in seconds"
 
 
 def profile(found: Arenas) -> tuple[_Floats, _Floats]:

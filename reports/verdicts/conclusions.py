@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -21,6 +21,7 @@ __all__ = [
     "against_reference",
     "answer",
     "coverage",
+    "few",
     "identical",
     "limits",
     "listed",
@@ -58,11 +59,13 @@ _WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "
 def answer(rows: pl.DataFrame) -> Answer:
     """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `summary.summary`."""
     contestants = rows.filter(pl.col("standing") != "")
-    if contestants.height < 2:
+    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
+    if rows.is_empty() or (led and contestants.height < 2):
         only = f" ({rows['tuner'][0]})" if rows.height else ""
         return Answer(f"Nothing is compared: there is only one kind of run{only}.", "", "")
-    led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
     if not led:
+        if rows["failed"].sum() == rows["runs"].sum():
+            return Answer("Every run failed, so nothing can be said.", "", "")
         budget = quantity(float(rows["budget_seconds"].to_numpy().max()))
         usd = float(rows["budget_usd"][0])
         # Without a limit of its own, no run can cost more than the budget of time allows.
@@ -87,7 +90,7 @@ def answer(rows: pl.DataFrame) -> Answer:
     if int(leader["seeds"]) < LEAST_BLOCKS:
         why += " Fewer than three seeds tell nothing apart."
     elif others:
-        why += f" Not told apart from it: {', '.join(others)}."
+        why += f" Not told apart from it: {few(others)}."
     elif apart:
         why += " All others are told apart from it."
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
@@ -98,7 +101,8 @@ def _measured(row: dict[str, Any]) -> str:
     parts = [_amount(row)]
     shown, interval = interval_text(row, "ratio", "ratio")
     if row["role"] != "reference" and not math.isnan(row["ratio"]):
-        parts.append(f"{shown}x of {REFERENCE}{f' ({interval})' if interval else ''}")
+        what = "the cost of " if row["minimise"] == "usd" else ""
+        parts.append(f"{shown}x of {what}{REFERENCE}{f' ({interval})' if interval else ''}")
     changes = count(row["reconfigurations"])
     parts.append(f"{changes} change{'' if changes == '1' else 's'}")
     parts.append(f"{quantity(row['overhead_seconds'])} s overhead")
@@ -186,6 +190,11 @@ def listed(words: Iterable[str]) -> str:
     """Words with commas, and "and" before the last."""
     found = list(words)
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}" if found else "none"
+
+
+def few(words: Sequence[str]) -> str:
+    """Words with commas; of more than eight the first six, and how many others there are."""
+    return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])} and {len(words) - 6} others"
 
 
 def not_applicable(results: Results) -> list[str]:

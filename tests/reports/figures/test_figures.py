@@ -294,6 +294,15 @@ def test_figures_over_arenas_are_whole_and_repeat():
     assert ">0003<" in first[1].svg  # what all names begin with is left out
 
 
+def test_of_many_arenas_only_their_families_are_named():
+    names = [*(f"learning-v1-{i:04}" for i in range(40)), *(f"mixed-v1-{i:04}" for i in range(30)), "mine"]
+    rows = [score_row(a, t, 0, seconds) for a in names for t, seconds in (("fixed", 100.0), ("x", 50.0))]
+    figure = heat_map(arenas_of(frames(rows), names), "a")
+    assert re.findall(r">(learning|mixed|mine)[^<]*<", figure.svg) == ["learning", "mixed", "mine"]
+    assert "0007" not in figure.svg
+    assert "A column is an arena." in figure.caption
+
+
 def test_performance_profiles_are_drawn_where_nobody_leads():
     """Warnings are errors in tests: a legend without entries would be one."""
     arenas = [f"learning-v1-{i:04}" for i in range(2)]

@@ -124,6 +124,21 @@ def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tm
     assert found.height == scores(site).height + 6
     later = both.filter(pl.col("completion_seconds") != pl.col("completion_seconds_right"))
     assert later.select(keys).rows() == [("home", "cruise", 0)]
+    hosts = pl.read_csv(tmp_path / "out" / "tables" / "host.csv")
+    runs = hosts.group_by("tuner").agg(pl.col("runs").sum()).sort("tuner").rows()
+    before = pl.read_csv(site / "tables" / "host.csv").filter(pl.col("tuner") == "cruise")["runs"].sum()
+    assert runs == [("best_fixed", 6), ("cruise", before + 6), ("fixed", 6), ("joint", 6)]
+
+
+def test_more_seeds_than_the_site_has_are_taken_where_all_of_its_tuners_were_played(site, tmp_path):
+    publish(
+        mine(tmp_path, tuners=("fixed", "cruise", "best_fixed"), seeds=5),
+        tmp_path / "out",
+        onto=site,
+        replaced=("fixed", "cruise", "best_fixed"),
+    )
+    assert scores(tmp_path / "out").height == 2 * 3 * 5
+    assert store.read_manifest(tmp_path / "out")["seeds_of"] == {"away": 5, "home": 5}
 
 
 def test_a_site_may_lack_runs_of_tuners_that_do_not_apply(site, tmp_path):

@@ -120,6 +120,22 @@ def test_headings_nest_and_every_figure_has_words_and_numbers(whole):
         assert text.count("data-csv=") == found.tags.count("svg")
 
 
+def test_an_overview_answers_each_family_before_its_tables_and_tells_what_tuners_spend():
+    names = tuple(f"{family}-v1-{i:04}" for family in ("learning", "mixed") for i in range(3))
+    results = contest(scenarios=names, tuners=("fixed", "cruise", "tpe"), seeds=2)
+    text = page.pages(results, {}, only_overview=True)["report.html"]
+    found = parsed(text)
+    assert {"#family-learning", "#family-mixed"} <= set(found.links)
+    assert {"family-learning", "family-mixed"} <= set(found.ids)
+    assert "the whole of training, from a poor start" in text
+    head, _, rest = text.partition('<h2 id="families">')
+    assert head.count('<p class="answer">') == 1
+    assert rest.index("over 3 arenas of the family mixed") < rest.index('<table class="sortable">')
+    spent = results.scores.filter(pl.col("tuner") == "tpe")
+    share = (spent["overhead_seconds"] / spent["completion_seconds"]).mean()
+    assert re.search(rf'<th scope="row">tpe</th>.*?<td data-value="{share:.6f}\d*">{share:.0%}<', rest, re.DOTALL)
+
+
 def test_it_tells_what_was_run_and_with_which_version(whole, one):
     assert "Digits on ten nodes" in one
     assert "validation accuracy at least 0.95" in one
@@ -306,6 +322,24 @@ def test_few_seeds_and_no_finished_run_are_no_answer():
     assert str(answer(summary(frames(failing)))) == (
         "No tuner reached the target within 600 s in any run without failing in another."
     )
+
+
+def test_one_kind_of_run_that_missed_its_target_or_failed_is_said_to_have():
+    missed = "No tuner reached the target within 600 s in any run."
+    assert str(answer(summary(from_times({"fixed": [INF] * 3, "x": [INF] * 3})))) == missed
+    assert str(answer(summary(from_times({"x": [INF] * 3})))) == missed
+    assert (
+        str(answer(summary(from_times({"fixed": [NAN] * 3, "x": [NAN] * 3})))) == "Every run failed, so nothing can be said."
+    )
+
+
+def test_ratios_of_costs_are_called_that():
+    rows = [
+        score_row("s", t, i, 100.0 + i, minimise="usd", usd=cost * (1 + 0.01 * i), budget_usd=9.0, clocks=int(cost))
+        for t, cost in (("fixed", 4.0), ("cheap", 1.0))
+        for i in range(5)
+    ]
+    assert "1.02 USD in 102 s, 0.25x of the cost of fixed" in str(answer(summary(frames(rows))))
 
 
 def test_one_tuner_is_no_comparison():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, friedmanchisquare
+from scipy.stats import binom, friedmanchisquare, wilcoxon
 
 from reports.verdicts import statistics
 from reports.verdicts.statistics import (
@@ -234,6 +234,21 @@ def test_order_leader_and_standing():
     assert slower.p_reference == {}
 
 
+def test_a_pair_has_one_p_value_whoever_leads():
+    rng = np.random.default_rng(2)
+    values = rng.normal(scale=0.2, size=(8, 5)) + np.array([1.0, 0.5, 1.1, 1.2, 1.3])
+    names = ["fixed", "x", "a", "b", "c"]
+    found = compare(names, values, paired_t, reference="fixed")
+    raw = [float(paired_t(values[:, 0] - values[:, i])) for i in range(1, 5)]
+    assert found.p_reference == pytest.approx(dict(zip(names[1:], holm(raw), strict=True)))
+    assert found.p_leader["fixed"] == found.p_reference["x"]
+    pairs = {(i, j): float(paired_t(values[:, i] - values[:, j])) for i in range(5) for j in range(i + 1, 5)}
+    assert found.p_leader["a"] == pytest.approx(dict(zip(pairs, holm(list(pairs.values())), strict=True))[1, 2])
+    slow = compare(names, values, paired_t, reference="fixed", may_lead=["fixed"])
+    assert slow.p_leader == slow.p_reference
+    assert slow.standing("x") == "ahead"
+
+
 def test_pairs_are_compared_on_the_blocks_of_both():
     values = np.array([[0.0, 1.0, math.nan], [0.1, 1.1, math.nan], [0.0, 1.2, 5.0], [0.1, 1.0, 5.1]])
     found = compare(["x", "y", "z"], values, paired_t)
@@ -263,6 +278,17 @@ def test_many_pairs_at_once_have_the_p_values_that_each_has_alone(test, blocks):
     rows[::3] = np.round(rows[::3], 1)
     rows[::10] = 0.0
     assert test(rows).tolist() == [float(test(row)) for row in rows]
+
+
+@pytest.mark.parametrize("blocks", [3, 7])
+def test_rows_with_ties_and_zeros_have_scipys_p_values(blocks):
+    rng = np.random.default_rng(blocks)
+    rows = np.round(rng.normal(size=(12, blocks)), 1)
+    rows[:, 0] = 0.0
+    rows[::2, 1] = -rows[::2, 2]
+    rows[5] = -np.abs(rows[5])
+    expected = [float(wilcoxon(row, zero_method="zsplit").pvalue) for row in rows]
+    assert signed_rank(rows).tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_pairs_with_the_same_blocks_are_tested_in_one_call():
