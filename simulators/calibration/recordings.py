@@ -424,7 +424,7 @@ def _segments(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[di
 def _rows_of_iterations(
     segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]
 ) -> Iterator[Row]:
-    for setting, with_first in segments:
+    for (setting, with_first), error in zip(segments, _cycle_errors(segments), strict=True):
         pushes = with_first.slice(1)
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
@@ -440,7 +440,28 @@ def _rows_of_iterations(
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
-        yield _row(setting, cycle, pushes=pushes.height, worker_times=own, sleeps=sleeps, **parts)
+        yield _row(setting, cycle, pushes=pushes.height, error=error, worker_times=own, sleeps=sleeps, **parts)
+
+
+def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[float]:
+    """The relative standard error of each segment's mean cycle: by how cycles vary in the usual segment, with and without a
+    barrier; 0 where that is not known.
+
+    Successive cycles are not independent, so means of batches are compared (Law, Simulation Modeling and Analysis, Section
+    9.5.3). A segment has few batches: the median over segments also is not moved by one with a pause in it.
+    """
+    counts, varies = [], dict[bool, list[float]]()
+    for setting, pushes in segments:
+        cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
+        counts.append(len(cycles) if setting["branches"] == 1 else 0)
+        size = math.isqrt(len(cycles))
+        batches = cycles[: len(cycles) // size * size].reshape(-1, size).mean(axis=1)
+        if counts[-1] and len(batches) > 1:
+            found = size * float(batches.var(ddof=1)) / float(cycles.mean()) ** 2
+            varies.setdefault(setting["policy"] in _SYNCHRONOUS, []).append(found)
+    usual = {kind: float(np.median(found)) for kind, found in varies.items()}
+    kinds = [setting["policy"] in _SYNCHRONOUS for setting, _ in segments]
+    return [math.sqrt(usual.get(kind, 0.0) / n) if n else 0.0 for kind, n in zip(kinds, counts, strict=True)]
 
 
 def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:

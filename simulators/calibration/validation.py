@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from simulators.calibration.fit import Estimates, Fit, Residual, closed_form_cycles, completed, cycles, fit_all
+from simulators.calibration.fit import Estimates, Fit, closed_form_cycles, completed, cycles, fit_all
 from simulators.calibration.links import Sharing
 from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
-from simulators.calibration.spread import log_half_widths, row_noise
+from simulators.calibration.spread import Residual, log_half_widths, row_noise
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
