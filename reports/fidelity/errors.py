@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest, kendalltau
 
-from reports.fidelity.repetitions import Told, exact, once_more, repeated
+from reports.fidelity.repetitions import Told, exact, exact_of_cycles, once_more, repeated
 from reports.figures.predicted import FORMS, Form
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, Prediction
 
 __all__ = [
     "EXACT",
+    "EXACT_OF_CYCLES",
     "HELD_OUT_KIND",
     "KINDS",
     "MEDIAN",
@@ -113,7 +114,7 @@ def share_in_order(told: Told) -> float:
     return float(np.mean(predicted[apart] * recorded[apart] > 0)) if apart.any() else math.nan
 
 
-EXACT, _ONCE_MORE = "an exact prediction", "recording once more"
+EXACT, EXACT_OF_CYCLES, _ONCE_MORE = "an exact prediction", "exact prediction of steady runs", "recording once more"
 
 
 class Ceiling(NamedTuple):
@@ -125,15 +126,18 @@ class Ceiling(NamedTuple):
 
 
 def ceilings(made: Sequence[Prediction]) -> list[Ceiling]:
-    """What the noise of a recording allows, see `repetitions`; empty where no setting was recorded twice."""
+    """What the noise of a recording allows, see `repetitions`; empty where nothing tells of it."""
     settings = repeated(made)
-    rows = sum(map(len, settings))
+    kinds = [(EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))]
+    if not settings:
+        kinds = [(EXACT_OF_CYCLES, exact_of_cycles(made))]
     found = []
-    for name, several in ((EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))):
+    for name, several in kinds:
         if several:
-            each = np.array([(*_errors(told, len(settings))[1:], share_in_order(told)) for told in several])
+            count = len(settings or {p.label for p in made})
+            each = np.array([(*_errors(told, count)[1:], share_in_order(told)) for told in several])
             *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
-            found.append(Ceiling(name, Errors(rows, *of_errors), right))
+            found.append(Ceiling(name, Errors(len(several[0].recorded), *of_errors), right))
     return found
 
 

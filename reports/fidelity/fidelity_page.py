@@ -12,6 +12,7 @@ import polars as pl
 
 from reports.fidelity.errors import (
     EXACT,
+    EXACT_OF_CYCLES,
     HELD_OUT_KIND,
     KINDS,
     Coverage,
@@ -91,6 +92,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
         level=LEVEL_PERCENT,
         samples=SAMPLES if any(row.form == EXACT for row in rows) else 0,
+        steady=any(row.form == EXACT_OF_CYCLES for row in rows),
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
     )
 

@@ -17,12 +17,18 @@ from reports.fidelity.findings import (
     tau_text,
     undivided,
     untold_noise,
+    verdict_sentences,
 )
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, Check
 
-__all__ = ["tables"]
+__all__ = ["tables", "text"]
+
+
+def text(checks: Sequence[Check]) -> str:
+    """What a terminal shows: the verdict in sentences, then a table per recording."""
+    return "\n".join([*verdict_sentences(checks), "", *tables(checks)])
 
 
 def tables(checks: Sequence[Check]) -> list[str]:

@@ -120,10 +120,14 @@ def simulation_error(made: Check) -> list[str]:
 
 
 def untold_noise(made: Check) -> list[str]:
-    """That nothing tells the noise of a recording without repetitions."""
+    """What cannot be told of the noise of a recording without repetitions."""
     rows = [p for _, some in by_split(made.predictions) for p in some]
     if not rows or repeated(rows):
         return []
+    if any(p.recorded_error > 0 for p in rows):
+        return [
+            "no setting was recorded twice: what differs between runs cannot be told from errors, only noise within a run"
+        ]
     return ["no setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"]
 
 

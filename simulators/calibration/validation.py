@@ -95,6 +95,7 @@ class Prediction:
     network_high: float = float("nan")
     plain_low: float = float("nan")  # ends of the 90 % interval around `plain_held_out`
     plain_high: float = float("nan")
+    recorded_error: float = 0.0  # relative standard error of `recorded`, by how its cycles vary within the run; 0: not known
 
 
 class Lack(NamedTuple):
@@ -377,6 +378,7 @@ def _predictions(
             network_high=float(highs[1]),
             plain_low=float(lows[2]),
             plain_high=float(highs[2]),
+            recorded_error=row.error,
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]

@@ -11,9 +11,10 @@ import polars as pl
 import pytest
 
 from harness.cli import main
-from reports.fidelity.errors import best_closed_form, coverage, errors, tau_interval
+from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings, coverage, errors, tau_interval
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
+from reports.fidelity.fidelity_table import text as terminal_text
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -146,6 +147,20 @@ def test_without_repetitions_it_is_said_that_noise_cannot_be_told():
     assert "exact prediction" not in text
     assert f"note: n{why}" in tables([replace(MADE, predictions=single)])[0]
     assert why not in tables([replace(MADE, predictions=REPEATED)])[0]
+
+
+def test_without_repetitions_cycles_tell_what_an_exact_prediction_would_reach():
+    """Means that are known to 2 %: a median error of .67 of it, and settings a third apart in order."""
+    single = tuple(replace(p, setting=i, recorded_error=0.02) for i, p in enumerate(CYCLES))
+    (found,) = ceilings(single)
+    assert (found.name, found.errors.rows) == (EXACT_OF_CYCLES, 5)
+    assert found.errors.median == pytest.approx(0.67 * 0.02, rel=0.15)
+    assert found.errors.tau > 0.95
+    text = page([replace(MADE, predictions=single)])
+    assert "<dt>Exact prediction of steady runs</dt>" in text
+    assert "No setting was recorded twice: what differs between runs cannot be told from errors" in text
+    assert "even an exact prediction" not in text  # that is of repetitions alone
+    assert ceilings((*single[1:], CYCLES[0])) == []  # of one row, nothing is known
 
 
 def test_completion_is_explained_where_it_is_told():
@@ -290,6 +305,13 @@ def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
     assert text.count("<figure>") == 2
     for label in ("workers per server", "batch size of a worker", "plain closed form"):
         assert label in text
+
+
+def test_a_terminal_shows_the_verdict_first():
+    told = terminal_text([replace(MADE, predictions=CYCLES)]).splitlines()
+    assert told[0].startswith("The order of settings, which a tuner needs: tau is")
+    assert told.index("") < told.index("job, bsp")
+    assert terminal_text([MADE]).startswith("\na <b>")  # without a prediction of a cycle there is no verdict
 
 
 def test_the_command_wants_a_recording(tmp_path, capsys):
