@@ -32,6 +32,7 @@ __all__ = [
     "errors",
     "missed",
     "off_level",
+    "pairs_out_of_order",
     "share_in_order",
     "tau_interval",
     "told",
@@ -112,6 +113,14 @@ def share_in_order(told: Told) -> float:
     predicted, recorded = (np.log(values[first] / values[second]) for values in told)
     apart = np.abs(recorded) > _APART
     return float(np.mean(predicted[apart] * recorded[apart] > 0)) if apart.any() else math.nan
+
+
+def pairs_out_of_order(told: Told) -> tuple[int, int]:
+    """How many pairs of rows are in the wrong order, and how many of these were recorded less than 5 % apart."""
+    first, second = np.triu_indices(len(told.recorded), 1)
+    predicted, recorded = (np.log(values[first] / values[second]) for values in told)
+    wrong = predicted * recorded < 0
+    return int(wrong.sum()), int((wrong & (np.abs(recorded) <= _APART)).sum())
 
 
 EXACT, EXACT_OF_CYCLES, _ONCE_MORE = "an exact prediction", "exact prediction of steady runs", "recording once more"

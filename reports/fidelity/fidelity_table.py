@@ -12,6 +12,7 @@ from reports.fidelity.findings import (
     fit_errors,
     fitted_to,
     groups,
+    misses,
     percent,
     simulation_error,
     tau_text,
@@ -28,7 +29,8 @@ __all__ = ["tables", "text"]
 
 def text(checks: Sequence[Check]) -> str:
     """What a terminal shows: the verdict in sentences, then a table per recording."""
-    return "\n".join([*verdict_sentences(checks), "", *tables(checks)])
+    why = [said for made in checks for said in misses(made)]
+    return "\n".join([*verdict_sentences(checks), *why, "", *tables(checks)])
 
 
 def tables(checks: Sequence[Check]) -> list[str]:
