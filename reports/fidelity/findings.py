@@ -219,8 +219,13 @@ def _noise_as_cause(rows: Sequence[Prediction], short: Sequence[str]) -> list[st
             noise = "the recording" if of.name == EXACT else "a run"
             if not also:
                 return [f"The noise within {noise} is not the cause: {EXACT} would miss none of this."]
-            return [f"{EXACT.capitalize()} would miss {' and '.join(also)} as well: that is the noise of the recording."]
+            return [f"{EXACT.capitalize()} would miss {_listed(also)} as well: that is the noise of the recording."]
     return []
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words with commas, and an "and" before the last one."""
+    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
 
 
 def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
