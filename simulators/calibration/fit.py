@@ -34,6 +34,7 @@ __all__ = [
     "Estimates",
     "Fit",
     "Row",
+    "closed_form_computing",
     "closed_form_cycles",
     "completed",
     "cycles",
@@ -206,6 +207,14 @@ def cycles(constants: Constants, rows: Sequence[Row]) -> Estimates:
 def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle of each row by the closed form alone, [n]."""
     return closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).cycle
+
+
+def closed_form_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Seconds of computing in a cycle of each row by the closed form, divided from transfers as recorded, [n]."""
+    found = closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).compute
+    apart = np.array([constants.overhead_seconds(r) if constants.in_transfers else 0.0 for r in rows])
+    seconds: NDArray[np.float64] = found - apart
+    return seconds
 
 
 def completed(constants: Constants, rows: Sequence[Row]) -> Estimates:

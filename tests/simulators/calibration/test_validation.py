@@ -171,6 +171,14 @@ def test_a_recording_in_other_units_is_told():
         assert any("are the times of both recordings in seconds?" in caveat for caveat in made.caveats) == said
 
 
+def test_machines_that_compute_at_another_speed_are_told():
+    """By the fit, a mini-batch takes 1.6 s. Twice as long may be slower machines, unless it is little of a cycle."""
+    for computing, cycle, said in ((3.2, 3.3, True), (1.7, 1.8, False), (3.2, 32.0, False)):
+        slow = row(1, 1, run="new", seconds=cycle, compute_seconds=computing)
+        made = check_other(FIT, recording(GRID), recording([slow]), ORIGIN, whole=False)
+        assert any("took 2 times as long to compute as by the fit" in caveat for caveat in made.caveats) == said
+
+
 def test_links_become_relative_to_those_of_the_fit():
     known = recording([row(2, 1)], 8e6)
     fast = recording([row(2, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, shared=True)], 16e6)
