@@ -175,8 +175,7 @@ def _fidelity(options: argparse.Namespace) -> int:
             without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
             checks.append(replace(made, ablations=without))
     checks += _of_others(options) if options.fit else []
-    for table in fidelity_table.tables(checks):
-        _say(table)
+    _say(fidelity_table.text(checks))
     _say(f"The page: {fidelity_page.write(options.out, checks, findings)}")
     return 0
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest, kendalltau
 
-from reports.fidelity.repetitions import Told, exact, once_more, repeated
+from reports.fidelity.repetitions import Told, exact, exact_of_cycles, once_more, repeated
 from reports.figures.predicted import FORMS, Form
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, Prediction
 
 __all__ = [
     "EXACT",
+    "EXACT_OF_CYCLES",
     "HELD_OUT_KIND",
     "KINDS",
     "MEDIAN",
@@ -31,6 +32,7 @@ __all__ = [
     "errors",
     "missed",
     "off_level",
+    "pairs_out_of_order",
     "share_in_order",
     "tau_interval",
     "told",
@@ -113,7 +115,15 @@ def share_in_order(told: Told) -> float:
     return float(np.mean(predicted[apart] * recorded[apart] > 0)) if apart.any() else math.nan
 
 
-EXACT, _ONCE_MORE = "an exact prediction", "recording once more"
+def pairs_out_of_order(told: Told) -> tuple[int, int]:
+    """How many pairs of rows are in the wrong order, and how many of these were recorded less than 5 % apart."""
+    first, second = np.triu_indices(len(told.recorded), 1)
+    predicted, recorded = (np.log(values[first] / values[second]) for values in told)
+    wrong = predicted * recorded < 0
+    return int(wrong.sum()), int((wrong & (np.abs(recorded) <= _APART)).sum())
+
+
+EXACT, EXACT_OF_CYCLES, _ONCE_MORE = "an exact prediction", "exact prediction of steady runs", "recording once more"
 
 
 class Ceiling(NamedTuple):
@@ -125,15 +135,18 @@ class Ceiling(NamedTuple):
 
 
 def ceilings(made: Sequence[Prediction]) -> list[Ceiling]:
-    """What the noise of a recording allows, see `repetitions`; empty where no setting was recorded twice."""
+    """What the noise of a recording allows, see `repetitions`; empty where nothing tells of it."""
     settings = repeated(made)
-    rows = sum(map(len, settings))
+    kinds = [(EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))]
+    if not settings:
+        kinds = [(EXACT_OF_CYCLES, exact_of_cycles(made))]
     found = []
-    for name, several in ((EXACT, exact(settings)), (_ONCE_MORE, once_more(settings))):
+    for name, several in kinds:
         if several:
-            each = np.array([(*_errors(told, len(settings))[1:], share_in_order(told)) for told in several])
+            count = len(settings or {p.label for p in made})
+            each = np.array([(*_errors(told, count)[1:], share_in_order(told)) for told in several])
             *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
-            found.append(Ceiling(name, Errors(rows, *of_errors), right))
+            found.append(Ceiling(name, Errors(len(several[0].recorded), *of_errors), right))
     return found
 
 

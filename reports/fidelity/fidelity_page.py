@@ -12,6 +12,7 @@ import polars as pl
 
 from reports.fidelity.errors import (
     EXACT,
+    EXACT_OF_CYCLES,
     HELD_OUT_KIND,
     KINDS,
     Coverage,
@@ -32,6 +33,7 @@ from reports.fidelity.findings import (
     fitted_to,
     groups,
     limits_of,
+    misses,
     percent,
     reached,
     recording_title,
@@ -84,6 +86,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         lead=_lead(checks),
         verdict=verdict_sentences(checks),
         verdict_rows=rows,
+        misses=[said for made in checks for said in misses(made)],
         parts=[part for made in checks for part in ablations(made)],
         limits=[*(" ".join(said) for made in checks if (said := limits_of(made))), *undetermined(checks)],
         findings=[" ".join(paragraph.split()) for paragraph in findings.split("\n\n") if paragraph.strip()],
@@ -91,6 +94,7 @@ def page(checks: Sequence[Check], findings: str = "") -> str:
         folds=" or ".join(sorted({str(made.folds) for made in checks if made.folds})),
         level=LEVEL_PERCENT,
         samples=SAMPLES if any(row.form == EXACT for row in rows) else 0,
+        steady=any(row.form == EXACT_OF_CYCLES for row in rows),
         has_completions=any(p.group.endswith(COMPLETION) for made in checks for p in made.predictions),
     )
 

@@ -12,17 +12,25 @@ from reports.fidelity.findings import (
     fit_errors,
     fitted_to,
     groups,
+    misses,
     percent,
     simulation_error,
     tau_text,
     undivided,
     untold_noise,
+    verdict_sentences,
 )
 from simulators.calibration.fit import NO_FREEDOM
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, Check
 
-__all__ = ["tables"]
+__all__ = ["tables", "text"]
+
+
+def text(checks: Sequence[Check]) -> str:
+    """What a terminal shows: the verdict in sentences, then a table per recording."""
+    why = [said for made in checks for said in misses(made)]
+    return "\n".join([*verdict_sentences(checks), *why, "", *tables(checks)])
 
 
 def tables(checks: Sequence[Check]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from reports.fidelity.errors import (
     EXACT,
+    EXACT_OF_CYCLES,
     MEDIAN,
     P95,
     TAU,
@@ -22,6 +24,8 @@ from reports.fidelity.errors import (
     errors,
     missed,
     off_level,
+    pairs_out_of_order,
+    told,
 )
 from reports.fidelity.repetitions import repeated
 from reports.figures.predicted import FORMS
@@ -37,6 +41,7 @@ __all__ = [
     "fitted_to",
     "groups",
     "limits_of",
+    "misses",
     "percent",
     "reached",
     "recording_title",
@@ -48,6 +53,9 @@ __all__ = [
     "verdict_sentences",
     "worst_group",
 ]
+
+
+_KINDS = 3  # of settings that are named as those furthest off
 
 
 def tau_text(e: Errors) -> str:
@@ -120,10 +128,14 @@ def simulation_error(made: Check) -> list[str]:
 
 
 def untold_noise(made: Check) -> list[str]:
-    """That nothing tells the noise of a recording without repetitions."""
+    """What cannot be told of the noise of a recording without repetitions."""
     rows = [p for _, some in by_split(made.predictions) for p in some]
     if not rows or repeated(rows):
         return []
+    if any(p.recorded_error > 0 for p in rows):
+        return [
+            "no setting was recorded twice: what differs between runs cannot be told from errors, only noise within a run"
+        ]
     return ["no setting was recorded twice: it cannot be told how much of the errors is the recording's own noise"]
 
 
@@ -178,6 +190,56 @@ def _against_closed_forms(comparisons: Sequence[Sequence[Prediction]]) -> str:
         f"The best closed form, chosen in each comparison with the recorded times known, is off by {median} and {p95}; "
         f"the simulator's median error is lower in {lower} of {len(medians)} comparisons."
     )
+
+
+def misses(made: Check) -> list[str]:
+    """Where the simulator misses the reach, and what is known of the cause, a text per split."""
+    found = []
+    for split, rows in by_split(made.predictions):
+        e = errors(rows, FORMS[0].held_out)
+        short = missed(e, Coverage(0, 0))
+        if not e.rows or not short:
+            continue
+        wrong, near = pairs_out_of_order(told(rows, FORMS[0].held_out))
+        said = [f"{recording_title(made)}, {split}, misses: {', '.join(short)}."]
+        if "tau" in short:
+            said.append(f"Of {wrong} pairs in the wrong order, {near} were recorded less than 5 % apart.")
+        said += _noise_as_cause(rows, short)
+        if set(short) - {"tau"}:
+            said += _furthest_off(rows)
+        found.append(" ".join(said))
+    return found
+
+
+def _noise_as_cause(rows: Sequence[Prediction], short: Sequence[str]) -> list[str]:
+    """Whether an exact prediction would miss the same."""
+    for of in ceilings(rows):
+        if of.name in (EXACT, EXACT_OF_CYCLES):
+            also = [what for what in short if what in missed(of.errors, Coverage(0, 0))]
+            noise = "the recording" if of.name == EXACT else "a run"
+            if not also:
+                return [f"The noise within {noise} is not the cause: {EXACT} would miss none of this."]
+            return [f"{EXACT.capitalize()} would miss {_listed(also)} as well: that is the noise of the recording."]
+    return []
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words with commas, and an "and" before the last one."""
+    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
+
+
+def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
+    """Of which settings the rows are that are off by more than the 95th percentile may be."""
+    off = [(p, p.held_out / p.recorded - 1) for p in rows if math.isfinite(p.held_out)]
+    far = [(p, x) for p, x in off if abs(x) > P95]
+    kinds = Counter(
+        (p.group.rpartition(", ")[2], p.workers, p.servers, "slow" if x > 0 else "fast") for p, x in far
+    ).most_common(_KINDS)
+    each = [
+        f"{policy} with {workers} worker{'s' * (workers > 1)} and {servers} server{'s' * (servers > 1)} ({count} too {how})"
+        for (policy, workers, servers, how), count in kinds
+    ]
+    return [f"{len(far)} of {len(off)} rows are more than {P95:.0%} off: most are of {', '.join(each)}."] if far else []
 
 
 def limits_of(made: Check) -> list[str]:

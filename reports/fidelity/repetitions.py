@@ -12,7 +12,9 @@ much:
 * *Recording once more*: each repetition is predicted by another one of the same setting, by the next, then by the one after
   that, and so on. Both have noise, so errors are larger than those of an exact prediction, by about the square root of 2.
 
-Noise that all repetitions share, such as a machine that was busy throughout, is in neither.
+Noise that all repetitions share, such as a machine that was busy throughout, is in neither. Where no setting was recorded
+twice, *an exact prediction of steady runs* is left: what was recorded is taken for the truth, and recordings of it are made
+up with the standard errors of the means, which tell how cycles vary within a run. What differs between runs is not in it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from simulators.calibration.validation import Prediction
 
-__all__ = ["SAMPLES", "Told", "exact", "once_more", "repeated"]
+__all__ = ["SAMPLES", "Told", "exact", "exact_of_cycles", "once_more", "repeated"]
 
 SAMPLES = 200  # made-up recordings
 
@@ -54,6 +56,15 @@ def exact(settings: Sequence[NDArray[np.float64]]) -> list[Told]:
     truth = np.concatenate([np.full(len(y), y.mean()) for y in logs])
     noise = [np.sqrt(len(y) / (len(y) - 1)) * rng.choice(y - y.mean(), (SAMPLES, len(y))) for y in logs]
     return [Told(np.exp(truth), np.exp(truth + drawn)) for drawn in np.concatenate(noise, axis=1)]
+
+
+def exact_of_cycles(made: Sequence[Prediction]) -> list[Told]:
+    """Made-up recordings of what was recorded, by the standard errors of its means; none where these are not known."""
+    truth, errors = np.array([(p.recorded, p.recorded_error) for p in made]).reshape(-1, 2).T
+    if not len(truth) or not (errors > 0).all():
+        return []
+    drawn = np.random.default_rng(0).standard_normal((SAMPLES, len(truth)))
+    return [Told(truth, truth * np.exp(errors * z)) for z in drawn]
 
 
 def once_more(settings: Sequence[NDArray[np.float64]]) -> list[Told]:

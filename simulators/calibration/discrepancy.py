@@ -1,15 +1,14 @@
-"""What a fitted model lacks, by its residuals: the error of a prediction grows with distance from the fitted rows.
+"""How far a prediction of a fitted model may be off, by its residuals: errors of constants, of the form, and of a row.
 
 A model of a wrong form can still fit its rows, since the constants make up for it. Where it is extrapolated, they do not.
 The recorded logarithms are the model's, plus a discrepancy that varies smoothly with the setting, plus noise (Kennedy and
 O'Hagan 2001, Bayesian calibration of computer models, Section 4). The discrepancy is a Gaussian process of mean 0 over the
 logarithms of the setting, with a squared exponential covariance; the model is linear in its constants near the fit. How
-large the discrepancy is, over which distance it changes, and how large the noise is, is not chosen: the prediction is an
-average over a grid of them, weighted by the likelihood of the fitted rows. So a discrepancy that noise hides counts as far
-as the rows allow it.
+large the discrepancy is, over which distance it changes, and how large the noise is, is not chosen: the error of a
+prediction has a mixture of normal distributions, one for each of a grid of them, weighted by the likelihood of the fitted
+rows. So a discrepancy that noise hides counts as far as the rows allow it.
 
-A prediction stays that of the model. Its mean square error is that of the constants and the discrepancy together, the mean
-of which it does not correct, and of the noise.
+A prediction stays that of the model: the mean of the discrepancy does not correct it, and counts as an error.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from simulators.calibration.model import Row
 
@@ -29,6 +29,8 @@ _NOISES = np.geomspace(0.003, 0.3, 25)  # relative; below the first, recorded me
 _SIZES = np.geomspace(0.01, 0.64, 9)  # of the discrepancy, relative: from what cannot be seen to a factor of two
 _LENGTHS = np.log([2.0, 4.0, 16.0])  # the discrepancy changes when a number is multiplied by this
 _MOST_ROWS = 300  # of which a process is made: its cost grows with their cube
+_WIDEST = 20.0  # half-width, logarithm, from which it does not matter
+_HALVINGS = 30  # of an interval of half-widths
 
 
 class Discrepancy(NamedTuple):
@@ -37,38 +39,61 @@ class Discrepancy(NamedTuple):
     at: NDArray[np.float64]  # `positions` of the settings, [n, p]
     barrier: NDArray[np.bool_]  # synchronous and other settings have discrepancies of their own, [n]
     slopes: NDArray[np.float64]  # derivatives of the logarithm of a cycle by those of the constants, [n, k]
-    residuals: NDArray[np.float64]  # logarithms of fitted over recorded cycles, [n]
-    covariance: NDArray[np.float64]  # of the constants, by all that is known of them without these cycles, [k, k]
-    repetition: float  # mean square distance of a row from the median of its setting, logarithms
+    residuals: NDArray[np.float64]  # logarithms of cycles over recorded ones, by the constants that `shift` leads to, [n]
+    variances: NDArray[np.float64]  # of the recorded cycles' logarithms, as far as they are known beforehand, [n]
+    covariance: NDArray[np.float64]  # of the constants, by all that is known of them without the length of cycles, [k, k]
+    shift: NDArray[np.float64]  # from the fitted constants to those that are known so, logarithms, [k]
+    repetition: float  # variance of a row around its setting, beyond its own `Row.error`
 
-    def mean_squares(self, rows: Sequence[Row], slopes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean square errors of predictions of `rows`, logarithms, [r]; `slopes` are their derivatives, [r, k]."""
+    def half_widths(
+        self, rows: Sequence[Row], slopes: NDArray[np.float64], errors: NDArray[np.float64], level: float
+    ) -> NDArray[np.float64]:
+        """How far the recorded logarithms of `rows` are from predicted ones with probability `level`, [e, r].
+
+        `slopes` are derivatives as above, [r, k]; `errors`, [e, r], are standard errors of the predictions, of e kinds.
+        """
+        weights, means, variances = self._mixture(rows, slopes)
+        own = np.array([row.error for row in rows]) ** 2 + self.repetition
+        deviations = np.sqrt(variances[:, None] + own + errors**2)  # [c, e, r]
+        below, above = np.zeros(errors.shape), np.full(errors.shape, _WIDEST)
+        for _ in range(_HALVINGS):
+            middle = (below + above) / 2
+            mass = ndtr((middle - means[:, None]) / deviations) - ndtr((-middle - means[:, None]) / deviations)
+            short = np.einsum("c,cer->er", weights, mass) < level
+            below, above = np.where(short, middle, below), np.where(short, above, middle)
+        found: NDArray[np.float64] = (below + above) / 2
+        return found
+
+    def _mixture(
+        self, rows: Sequence[Row], slopes: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """The weight of each of c processes, [c], and the mean and the variance of each row's error by it, [c, r]."""
         known = self._thinned()
         at, barrier = positions(rows), np.array([row.barrier for row in rows])
-        by_constants = known.slopes @ known.covariance @ known.slopes.T
+        by_constants = known.slopes @ known.covariance @ known.slopes.T + np.diag(known.variances)
         to_constants = slopes @ known.covariance @ known.slopes.T
         alone = np.einsum("rk,kl,rl->r", slopes, known.covariance, slopes)
         near, far = (
             (_squares(a, known.at), b[:, None] == known.barrier) for a, b in ((known.at, known.barrier), (at, barrier))
         )
-        weights, found = [], []
+        logs, means, variances = [], [], []
         for size, length in _processes():
             among, to = (size**2 * np.exp(-away / (2 * length**2)) * same for away, same in (near, far))
             values, vectors = np.linalg.eigh(by_constants + among)
-            seen, across = vectors.T @ known.residuals, (to_constants + to) @ vectors
+            seen, across = -vectors.T @ known.residuals, (to_constants + to) @ vectors
             for noise in _NOISES:
                 spread = np.maximum(values, 0.0) + noise**2
-                weights.append(-0.5 * float((np.log(spread) + seen**2 / spread).sum()))
+                logs.append(-0.5 * float((np.log(spread) + seen**2 / spread).sum()))
+                means.append(across @ (seen / spread) + slopes @ known.shift)
                 left = np.maximum(alone + size**2 - (across**2 / spread).sum(axis=1), 0.0)
-                found.append((across @ (seen / spread)) ** 2 + left + noise**2)
-        share = np.exp(np.array(weights) - max(weights))
-        mean: NDArray[np.float64] = share / share.sum() @ np.array(found) + self.repetition
-        return mean
+                variances.append(left + noise**2)
+        share = np.exp(np.array(logs) - max(logs))
+        return share / share.sum(), np.array(means), np.array(variances)
 
     def _thinned(self) -> Discrepancy:
         """With at most so many settings, evenly chosen."""
         chosen = np.unique(np.linspace(0, len(self.at) - 1, min(len(self.at), _MOST_ROWS)).astype(int))
-        of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:4]}
+        of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:5]}
         return self._replace(**of_settings)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from simulators.calibration import closed_form
 from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable
 from simulators.calibration.discrepancy import Discrepancy
-from simulators.calibration.least_squares import Residual, TimesProblem, coded, decoded, engine_mean, with_logs
+from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
@@ -33,8 +33,8 @@ __all__ = [
     "Constants",
     "Estimates",
     "Fit",
-    "Residual",
     "Row",
+    "closed_form_computing",
     "closed_form_cycles",
     "completed",
     "cycles",
@@ -64,12 +64,8 @@ class Fit:
     rows: int
     error: float  # median relative error on these rows
     common_seconds: float = 0.0  # compute seconds that do not depend on a worker's speed
-    covariance: NDArray[np.float64] = field(
-        default_factory=lambda: np.zeros((0, 0)), compare=False
-    )  # of logs of `intervals`
-    residuals: tuple[Residual, ...] = ()  # of the rows; those that took up a degree of freedom are left out
     draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `intervals`: values of the first resamples
-    discrepancy: Discrepancy | None = field(default=None, compare=False)  # what the model lacks; None: not inferred
+    discrepancy: Discrepancy | None = field(default=None, compare=False)  # errors of predictions; None: no degree of freedom
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
 
@@ -183,8 +179,6 @@ def fit(
         len(rows),
         float(np.median(errors)),
         common,
-        np.atleast_2d(np.cov(drawn.T)) if resamples else np.zeros((len(solved.free), len(solved.free))),
-        solved.adjusted_residuals(),
         {n: tuple(decoded(n, float(x)) for x in codes) for n, codes in zip(solved.free, drawn[:_DRAWS].T, strict=True)},
         solved.discrepancy(),
         tuple(replace(other, jitter=constants.jitter) for other in solved.alternatives(map(field_of, refusals))),
@@ -213,6 +207,14 @@ def cycles(constants: Constants, rows: Sequence[Row]) -> Estimates:
 def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle of each row by the closed form alone, [n]."""
     return closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).cycle
+
+
+def closed_form_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """Seconds of computing in a cycle of each row by the closed form, divided from transfers as recorded, [n]."""
+    found = closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).compute
+    apart = np.array([constants.overhead_seconds(r) if constants.in_transfers else 0.0 for r in rows])
+    seconds: NDArray[np.float64] = found - apart
+    return seconds
 
 
 def completed(constants: Constants, rows: Sequence[Row]) -> Estimates:

@@ -6,11 +6,11 @@ The closed form is fitted, corrected to the engine (`TimesProblem.corrected`): s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plant,
 __all__ = [
     "LEAST_NOISE",
     "SHARES",
-    "Residual",
     "TimesProblem",
     "TimesSolution",
     "coded",
@@ -47,17 +46,11 @@ LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to hav
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
 _UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
 _MOST = 0.975  # quantile of a constant's error; as it cannot be below 0, 95 % of what it may be are below
+_TELLING = 1e-3  # singular value above which shares of cycles tell a combination of constants
+_OF_MEDIAN = math.pi / 2  # variance of the median over that of the mean, of many normal values
 _SATURATED = 0.99  # leverage of a single row above which its residual is 0 whatever its noise is
 _REDUNDANT = 0.05  # relative difference below which a cycle is the sum of its parts, and no measurement of its own
 _VISIBLE = 0.01  # a part of a cycle is fitted if it takes at least this share of the cycle
-
-
-class Residual(NamedTuple):
-    """The logarithm of a recorded cycle over the fitted one, corrected for the share of it that the fit has taken up."""
-
-    combination: tuple[str, int, int]  # of policy, workers and servers
-    barrier: bool
-    value: float
 
 
 class TimesProblem:
@@ -75,7 +68,11 @@ class TimesProblem:
         share = np.exp(np.where(np.isfinite(self.measured), self.measured, -np.inf) - self.measured[:, 3:])
         self.visible = share > _VISIBLE
         self.repetitions = np.array([len(each) for each in every])
-        self.values = [each[:, 3] for each in every]  # cycles of the rows of each setting, logarithms
+        apart = np.concatenate([each[:, 3] - each[:, 3].mean() for each in every])
+        # Of rows around their settings, logarithms; 0 without repetitions.
+        self.row_variance = float(apart @ apart) / max(len(rows) - len(every), 1)
+        squares = [[r.error**2 for r in rows if r.setting_only() == s] for s in self.settings]
+        self.errors = np.sqrt([float(np.mean(of)) for of in squares])  # of the recorded mean cycle of a row, relative
         summed = np.abs(share[:, :3].sum(axis=1) - 1) < _REDUNDANT
         self.redundant = np.zeros_like(self.visible)  # cycles that their parts have told already
         self.redundant[:, 3] = summed & self.visible[:, :3].any(axis=1)
@@ -277,60 +274,60 @@ class TimesSolution:
         share = (follows[:, saturated] ** 2).sum(axis=1)
         return {name for name, mine, all_ in zip(self.free, share, total, strict=True) if not mine < all_ / 2}
 
-    def _by_combination(self, power: float) -> Iterator[tuple[tuple[str, int, int], NDArray[np.bool_], NDArray[np.float64]]]:
-        """Of each combination: which residuals are its own, [m], and these, times (I - H) to the `power`; H as below."""
+    def left_out_costs(self) -> NDArray[np.float64]:
+        """The cost of the residuals of each combination had it been left out of the fit, [c].
+
+        A combination is a policy, a number of workers and a number of servers. For a linear model with the hat matrix H, its
+        residuals are multiplied by (I - H)^(-1) (Cook and Weisberg 1982, Residuals and Influence in Regression, Section
+        2.2).
+        """
         hat = self.jacobian @ np.linalg.pinv(self.jacobian, rcond=1e-9)
         combinations = [s.combination for s in self.problem.settings]
+        costs = []
         for combination in dict.fromkeys(combinations):
             mine = np.array([combinations[i] == combination for i in self._owner])
             values, vectors = np.linalg.eigh(np.eye(int(mine.sum())) - hat[np.ix_(mine, mine)])
-            factor = (vectors * np.clip(values, 1 - _SATURATED, 1.0) ** power) @ vectors.T
-            yield combination, mine, factor @ self.residuals[mine]
+            factor = (vectors / np.clip(values, 1 - _SATURATED, 1.0)) @ vectors.T
+            costs.append(soft_cost(factor @ self.residuals[mine]))
+        return np.array(costs)
 
-    def left_out_costs(self) -> NDArray[np.float64]:
-        """Of each combination, [c]: the cost of its residuals had it been left out of the fit.
+    def discrepancy(self) -> Discrepancy | None:
+        """What is known of errors of predictions; None without a degree of freedom: where less than two combinations of
+        policy, workers and servers have residuals that tell of errors.
 
-        That is (I - H)^(-1) times its residuals, for a linear model (Cook and Weisberg 1982, Residuals and Influence in
-        Regression, Section 2.2).
+        The parts of a cycle tell how it is divided, its length tells the rest: what slows a whole run down is in all of its
+        parts. So the constants are known beforehand by the parts' shares of their cycles alone.
         """
-        return np.array([soft_cost(residuals) for _, _, residuals in self._by_combination(-1.0)])
-
-    def adjusted_residuals(self) -> tuple[Residual, ...]:
-        """Of every row: the residual of its setting, times (I - H)^(-1/2) of its combination, and its own distance from it.
-
-        H is the block of the hat matrix that belongs to one policy, number of workers and number of servers (Bell and
-        McCaffrey 2002, Bias reduction in standard errors for linear regression with multi-stage samples, Section 3).
-        """
-        problem, owner = self.problem, self._owner
+        problem, owner, k = self.problem, self._owner, len(self.free)
+        column = np.nonzero(problem.visible)[1]
+        cycles, parts = (np.nonzero((column == 3) == is_cycle)[0] for is_cycle in (True, False))
         saturated, _ = self._saturated()
-        cycle = np.nonzero(problem.visible)[1] == 3
-        found = []
-        for combination, mine, adjusted in self._by_combination(-0.5):
-            for k, i in enumerate(np.nonzero(mine)[0]):
-                if not cycle[i] or saturated[mine & (owner == owner[i])].all():
-                    continue
-                logs = problem.values[owner[i]]
-                away = logs - np.median(logs) - adjusted[k]
-                found += [Residual(combination, problem.settings[owner[i]].barrier, float(v)) for v in away]
-        return tuple(found)
-
-    def discrepancy(self) -> Discrepancy:
-        """What the process of a discrepancy sees: the cycles; what their parts tell of the constants is known beforehand."""
-        problem, owner = self.problem, self._owner
-        cycle = np.nonzero(problem.visible)[1] == 3
+        telling = {problem.settings[owner[i]].combination for i in cycles if not saturated[owner == owner[i]].all()}
+        if len(telling) < 2:
+            return None
         slopes = problem.derivatives(self.free, self.at)
-        off = np.minimum(self.residuals[~cycle] ** 2, (3 * _SCALE) ** 2)
-        noise = max(float(off.mean()) if len(off) else 0.0, LEAST_NOISE**2)
-        information = slopes[~cycle].T @ slopes[~cycle] / noise + np.eye(len(self.free)) / _REACH**2
-        settings = [problem.settings[i] for i in owner[cycle]]
-        apart = np.concatenate([logs - np.median(logs) for logs in problem.values])
+        of_setting = np.zeros(len(problem.settings), dtype=np.int64)
+        of_setting[owner[cycles]] = cycles
+        own = of_setting[owner[parts]]  # the cycle that a part belongs to
+        by, off = slopes[parts] - slopes[own], self.residuals[parts] - self.residuals[own]
+        spare = len(parts) - int(np.linalg.matrix_rank(by, tol=_TELLING)) if len(parts) else 1
+        squares = float(np.minimum(off**2, (3 * _SCALE) ** 2).sum())
+        noise = max(squares / max(spare, 1), LEAST_NOISE**2)
+        covariance = np.linalg.inv(by.T @ by / noise + np.eye(k) / _REACH**2).astype(np.float64)
+        shift = -covariance @ (by.T @ off) / noise
+        settings = [problem.settings[i] for i in owner[cycles]]
+        within, errors = problem.row_variance, problem.errors[owner[cycles]] ** 2
+        between = max(within - float(problem.errors @ problem.errors) / len(problem.errors), 0.0) if within else 0.0
+        count = problem.repetitions[owner[cycles]]
         return Discrepancy(
             positions(settings),
             np.array([s.barrier for s in settings]),
-            slopes[cycle],
-            self.residuals[cycle],
-            np.linalg.inv(information),
-            float(np.mean(apart**2)),
+            slopes[cycles],
+            self.residuals[cycles] + slopes[cycles] @ shift,
+            (between + errors) * np.where(count > 2, _OF_MEDIAN, 1.0) / count,
+            covariance,
+            shift,
+            between,
         )
 
 

@@ -92,6 +92,7 @@ class Row:
     pull_seconds: float = math.nan
     push_seconds: float = math.nan
     pushes: int = 0  # number of pushes in the means
+    error: float = 0.0  # relative standard error of `cycle_seconds`, by how cycles vary within runs; 0: not known
     all_seconds: float = math.nan  # from the first to the last push under the setting, warm-up included
     all_pushes: int = 0  # number of pushes in `all_seconds`
     machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
@@ -156,6 +157,7 @@ class Row:
             pull_seconds=0.0,
             push_seconds=0.0,
             pushes=0,
+            error=0.0,
             all_seconds=0.0,
             all_pushes=0,
             worker_times=(),

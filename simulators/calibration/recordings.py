@@ -34,6 +34,7 @@ _WARM_UP = 0.2  # share at the start of a segment that is left out, while worker
 _FEWEST = 3  # a segment with fewer cycles per worker gives no row
 _STEADY = 3  # mini-batches of every worker, over which the mean time of a step hardly varies
 _LONG = 100.0  # seconds of a cycle from which it is asked whether these are milliseconds; real ones take up to a minute
+_OVERLAP = 1.1  # parts of a cycle over the cycle, from which they do not fit into it
 _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
@@ -107,8 +108,8 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise = None
     if iterations is not None and iterations.height:
-        timed = _outside_changes(iterations.filter(pl.col("seconds").is_not_null()), tables.get("reconfigurations"))
-        segments = [s for s in _segments(timed, settings) if wanted.has(s[0])]
+        timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
+        segments = [s for s in _segments(timed, settings, caveats) if wanted.has(s[0])]
         slow = sleepers(segments)
         rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
     else:
@@ -123,6 +124,11 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
     timed_rows = [row for row in rows if row.cycle_seconds > 0]
+    if longer := sum(_parts_seconds(row) > _OVERLAP * row.cycle_seconds for row in timed_rows):
+        caveats.append(
+            f"in {longer} settings the parts of a cycle take longer than the cycle: the simulator's do not overlap; or have "
+            "they other units?"
+        )
     if untimed := len(rows) - len(timed_rows):
         caveats.append(f"{untimed} settings are left out: they have no seconds, or no steps")
     if timed_rows and (usual_seconds := median(row.cycle_seconds for row in timed_rows)) > _LONG:
@@ -132,6 +138,11 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(timed_rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+
+
+def _parts_seconds(row: Row) -> float:
+    """Of the parts of a row's cycle that were recorded."""
+    return float(np.nansum([row.compute_seconds, row.pull_seconds, row.push_seconds]))
 
 
 def joined(recordings: Sequence[tuple[str, Recording]]) -> Recording:
@@ -380,6 +391,20 @@ def _nics(setting: Mapping[str, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------------- iterations
 
 
+def _with_moments(iterations: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
+    """The iterations with the second of each push; where only durations were recorded, each worker's are added up."""
+    timed = iterations.filter(pl.col("seconds").is_not_null())
+    whole = iterations.filter(pl.col("seconds").is_null(), pl.col("step_seconds") > 0)
+    if timed.height or not whole.height:
+        return timed
+    caveats.append(
+        "pushes have no times, only durations: a worker's iterations are taken to follow each other from second 0 on"
+    )
+    whole = whole.sort("run", "branch", "worker", "clock", maintain_order=True)
+    whole = whole.with_columns(pl.col("step_seconds").cum_sum().over("run", "branch", "worker").alias("seconds"))
+    return whole.sort("run", "branch", "seconds", maintain_order=True)
+
+
 def _outside_changes(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> pl.DataFrame:
     """The pushes that were completed while no reconfiguration was in progress; `after` is the number of the one before."""
     # A push during a reconfiguration belongs to neither setting.
@@ -396,34 +421,43 @@ def _outside_changes(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> 
     return joined.filter(kept).select(iterations.columns)
 
 
-def _segments(iterations: pl.DataFrame, settings: pl.DataFrame) -> list[tuple[dict[str, Any], pl.DataFrame]]:
+def _segments(
+    iterations: pl.DataFrame, settings: pl.DataFrame, caveats: list[str]
+) -> list[tuple[dict[str, Any], pl.DataFrame]]:
     """The pushes split into segments at every reconfiguration, failed ones too: whole cycles of all workers, without the
-    warm-up. Each segment comes with its setting."""
+    warm-up. Each segment comes with its setting. Those with more workers than their setting are left out."""
     known = settings.select("run", "branch", "seconds", "segment").sort("seconds")
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
     described = {s["segment"]: s for s in settings.to_dicts()}
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
-    found = []
+    found, more, fewer = [], 0, 0
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
     for (segment, _), pushes in apart:
         setting = described[segment]
         each = max(setting["workers"], 1)
         cycles = pushes.height // each
-        if cycles >= _FEWEST:
+        pushing = pushes["worker"].n_unique()
+        fewer += pushing < each and cycles >= _FEWEST
+        more += pushing > each
+        if cycles >= _FEWEST and pushing <= each:
             first = max(1, int(_WARM_UP * cycles)) * each
             kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # with the push before, whose time is the start
             whole = {"all_pushes": pushes.height, "all_seconds": float(pushes["seconds"][-1] - pushes["seconds"][0])}
             found.append((setting | whole | {"branches": branches[setting["run"]]}, kept))
+    if more:
+        caveats.append(f"{more} settings are left out: more workers pushed than they have; record the change of the setting")
+    if fewer:
+        caveats.append(f"in {fewer} settings fewer workers pushed than they have: was one lost, or is it not recorded?")
     return found
 
 
 def _rows_of_iterations(
     segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]
 ) -> Iterator[Row]:
-    for setting, with_first in segments:
+    for (setting, with_first), error in zip(segments, _cycle_errors(segments), strict=True):
         pushes = with_first.slice(1)
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
@@ -439,7 +473,28 @@ def _rows_of_iterations(
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
-        yield _row(setting, cycle, pushes=pushes.height, worker_times=own, sleeps=sleeps, **parts)
+        yield _row(setting, cycle, pushes=pushes.height, error=error, worker_times=own, sleeps=sleeps, **parts)
+
+
+def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[float]:
+    """The relative standard error of each segment's mean cycle: by how cycles vary in the usual segment, with and without a
+    barrier; 0 where that is not known.
+
+    Successive cycles are not independent, so means of batches are compared (Law, Simulation Modeling and Analysis, Section
+    9.5.3). A segment has few batches: the median over segments also is not moved by one with a pause in it.
+    """
+    counts, varies = [], dict[bool, list[float]]()
+    for setting, pushes in segments:
+        cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
+        counts.append(len(cycles) if setting["branches"] == 1 else 0)
+        size = math.isqrt(len(cycles))
+        batches = cycles[: len(cycles) // size * size].reshape(-1, size).mean(axis=1)
+        if counts[-1] and len(batches) > 1 and cycles.mean() > 0:
+            found = size * float(batches.var(ddof=1)) / float(cycles.mean()) ** 2
+            varies.setdefault(setting["policy"] in _SYNCHRONOUS, []).append(found)
+    usual = {kind: float(np.median(found)) for kind, found in varies.items()}
+    kinds = [setting["policy"] in _SYNCHRONOUS for setting, _ in segments]
+    return [math.sqrt(usual.get(kind, 0.0) / n) if n else 0.0 for kind, n in zip(kinds, counts, strict=True)]
 
 
 def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:

@@ -1,36 +1,32 @@
 """The 90 % interval of a prediction: how far a recorded mean may be from the simulated one.
 
-Four errors are independent of each other, and their variances are added on a logarithmic scale:
+Of these errors, the first three are independent of each other, on a logarithmic scale, and make one distribution
+(`simulators.calibration.discrepancy`), whose half-width is taken:
 
+* of the constants, of what the model lacks, which grows away from the fitted rows, and of a row beside its setting, as the
+  fitted rows show them;
 * of the seeds: the standard error of the simulated mean;
-* of the constants: the covariance of the bootstrap, carried over to the prediction by the closed form's derivatives (delta
-  method), because simulating every resample would take hours;
-* of constants that the fitted rows do not determine: how far each of `Fit.alternatives` predicts from the fit. Such a
-  constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
-  so the error is taken where the constant is as large as it may be, and is a half-width already;
-* of a row: what remains between recorded and fitted rows, repetition noise and what the model lacks, from the residuals of
-  the fit, adjusted for the share that the fit has taken up.
+* of the recorded mean: fewer recorded cycles have a less certain mean (`Row.error`), of fitted rows and of predicted ones.
 
-Away from the fitted rows, what the model lacks grows. Where a discrepancy that the residuals allow
-(`simulators.calibration.discrepancy`) makes more than the errors of the constants and of a row together, its mean square
-error stands for both.
-
-The half-width is that standard deviation times the quantile of Student's t, whose degrees of freedom are one less than the
-combinations (policy, workers, servers) with a residual: rows of one combination are not independent.
+Constants that the fitted rows do not determine add to that: each of `Fit.alternatives` predicts something else. Such a
+constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
+so the error is taken where the constant is as large as it may be, and is a half-width already. Squares of half-widths are
+added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from simulators.calibration.fit import Fit, Residual, closed_form_cycles, slopes
+from simulators.calibration.fit import Fit, closed_form_cycles, slopes
 from simulators.calibration.model import Row
 
-__all__ = ["LEVEL_PERCENT", "log_half_widths", "row_noise"]
+__all__ = ["LEVEL_PERCENT", "Residual", "log_half_widths", "row_noise"]
 
 LEVEL_PERCENT = 90
 _QUANTILE = 0.5 + LEVEL_PERCENT / 200
@@ -44,18 +40,25 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64])
     Each of e `errors`, [n], has relative standard errors of the rows' means. nan without a degree of freedom: with too few
     residuals, or where a prediction depends on a constant without an interval.
     """
+    if fit.discrepancy is None:
+        return np.full((len(rows), len(errors), 2), np.nan)
     by = slopes(fit, rows)
-    constants = np.maximum(np.einsum("nk,kl,nl->n", by, fit.covariance, by), 0.0)
     here = closed_form_cycles(fit.constants, rows)
     away = np.array([np.log(closed_form_cycles(other, rows) / here) for other in fit.alternatives]).reshape(-1, len(rows))
     open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
-    quantile, noise = np.array([row_noise(fit.residuals, row.barrier) for row in rows]).reshape(-1, 2).T
-    lacking = fit.discrepancy.mean_squares(rows, by) if fit.discrepancy else np.zeros(len(rows))
-    known = np.maximum(constants + noise, lacking) + np.array(errors) ** 2  # [e, n]
-    widths: NDArray[np.float64] = np.sqrt(quantile**2 * known + open_ends)
+    known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100)
+    widths: NDArray[np.float64] = np.sqrt(known**2 + open_ends)
     widths[:, :, (np.abs(by[:, unsure]) > _IDLE).any(axis=1)] = np.nan
     return widths.T
+
+
+class Residual(NamedTuple):
+    """The logarithm of a recorded cycle over the predicted one, of a model that was fitted without its combination."""
+
+    combination: tuple[str, int, int]  # of policy, workers and servers
+    barrier: bool
+    value: float
 
 
 def row_noise(residuals: Sequence[Residual], barrier: bool) -> tuple[float, float]:

@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from simulators.calibration.fit import Estimates, Fit, Residual, closed_form_cycles, completed, cycles, fit_all
+from simulators.calibration.fit import Estimates, Fit, closed_form_computing, closed_form_cycles, completed, cycles, fit_all
 from simulators.calibration.links import Sharing
 from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
-from simulators.calibration.spread import log_half_widths, row_noise
+from simulators.calibration.spread import Residual, log_half_widths, row_noise
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
@@ -64,6 +64,7 @@ __all__ = [
 FOLDS = 5
 STALE = "mini-batches, asynchronous over synchronous"
 COMPLETION = ", completion"  # suffix of groups that predict the time of all pushes of a segment instead of a cycle
+_NOTICED = 0.1  # of a cycle: a difference of computing that is told
 _UNITS = 100.0  # factor between recorded and predicted cycles beyond which they may have different units
 HELD_OUT, LARGER, UNLIKE, OTHER = "held out", "small to large", "equal to unlike hosts", "other recordings"
 
@@ -95,6 +96,7 @@ class Prediction:
     network_high: float = float("nan")
     plain_low: float = float("nan")  # ends of the 90 % interval around `plain_held_out`
     plain_high: float = float("nan")
+    recorded_error: float = 0.0  # relative standard error of `recorded`, by how its cycles vary within the run; 0: not known
 
 
 class Lack(NamedTuple):
@@ -236,6 +238,7 @@ def check_other(
     if missing := sorted(jobs - fits.keys()):
         caveats.append(f"not predicted, as no fitted recording has them: {', '.join(missing)}")
     caveats += _other_units(rows, held.simulator.cycle.seconds)
+    caveats += _other_speeds(rows, fits)
     split = split_of_others(known_rows, rows)
     made = _predictions(rows, everything, split, _Forms.empty(len(rows)), held, whole=whole)
     return Check(origin, tuple(made), fits, (), 0, tuple(caveats), fitted_to)
@@ -250,6 +253,24 @@ def _other_units(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[st
     return [
         f"recorded cycles take {times:.3g} times as long as predicted ones: are the times of both recordings in seconds?"
     ]
+
+
+def _other_speeds(rows: Sequence[Row], fits: Mapping[str, Fit]) -> list[str]:
+    """That the machines of `rows` may compute faster or slower than those fitted to: a run tells its workers' speeds only
+    relative to each other."""
+    found = []
+    for name, fit in fits.items():
+        timed = [r for r in with_speeds([r for r in rows if r.workload == name], fit.common_seconds) if r.has_parts]
+        if not timed:
+            continue
+        told = closed_form_computing(fit.constants, timed)
+        recorded, cycle = np.array([(r.compute_seconds, r.cycle_seconds) for r in timed]).T
+        if abs(float(np.median((recorded - told) / cycle))) > _NOTICED:
+            found.append(
+                f"mini-batches took {float(np.median(recorded / told)):.2g} times as long to compute as by the fit: are the "
+                "machines as fast as those fitted to? Speeds are told of the workers of a run, relative to each other"
+            )
+    return found
 
 
 def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
@@ -377,6 +398,7 @@ def _predictions(
             network_high=float(highs[1]),
             plain_low=float(lows[2]),
             plain_high=float(highs[2]),
+            recorded_error=row.error,
         )
 
     all_ = [(k, rows[i], groups[i]) for k, i in enumerate(wanted)]

@@ -11,9 +11,11 @@ import polars as pl
 import pytest
 
 from harness.cli import main
-from reports.fidelity.errors import best_closed_form, coverage, errors, tau_interval
+from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings, coverage, errors, tau_interval
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
+from reports.fidelity.fidelity_table import text as terminal_text
+from reports.fidelity.findings import misses
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -146,6 +148,20 @@ def test_without_repetitions_it_is_said_that_noise_cannot_be_told():
     assert "exact prediction" not in text
     assert f"note: n{why}" in tables([replace(MADE, predictions=single)])[0]
     assert why not in tables([replace(MADE, predictions=REPEATED)])[0]
+
+
+def test_without_repetitions_cycles_tell_what_an_exact_prediction_would_reach():
+    """Means that are known to 2 %: a median error of .67 of it, and settings a third apart in order."""
+    single = tuple(replace(p, setting=i, recorded_error=0.02) for i, p in enumerate(CYCLES))
+    (found,) = ceilings(single)
+    assert (found.name, found.errors.rows) == (EXACT_OF_CYCLES, 5)
+    assert found.errors.median == pytest.approx(0.67 * 0.02, rel=0.15)
+    assert found.errors.tau > 0.95
+    text = page([replace(MADE, predictions=single)])
+    assert "<dt>Exact prediction of steady runs</dt>" in text
+    assert "No setting was recorded twice: what differs between runs cannot be told from errors" in text
+    assert "even an exact prediction" not in text  # that is of repetitions alone
+    assert ceilings((*single[1:], CYCLES[0])) == []  # of one row, nothing is known
 
 
 def test_completion_is_explained_where_it_is_told():
@@ -290,6 +306,30 @@ def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
     assert text.count("<figure>") == 2
     for label in ("workers per server", "batch size of a worker", "plain closed form"):
         assert label in text
+
+
+def test_what_is_missed_is_said_with_its_cause():
+    """Of ten pairs, one is in the wrong order, of settings 7 % apart; one row of five is 20 % too slow."""
+    swapped = tuple(replace(p, held_out=p.recorded * (1.1 if p.recorded == 1.5 else 1.0)) for p in CYCLES)
+    (said,) = misses(replace(MADE, predictions=swapped))
+    assert said == "a <b>, held out, misses: tau. Of 1 pairs in the wrong order, 0 were recorded less than 5 % apart."
+    (said,) = misses(replace(MADE, predictions=CYCLES))
+    assert said.endswith("1 of 5 rows are more than 15% off: most are of bsp with 3 workers and 1 server (1 too slow).")
+    steady = tuple(replace(p, setting=i, recorded_error=0.01) for i, p in enumerate(CYCLES))
+    assert "is not the cause: an exact prediction would miss none of this." in misses(replace(MADE, predictions=steady))[0]
+    noisy = tuple(replace(p, setting=i, recorded_error=0.2) for i, p in enumerate(CYCLES))
+    assert "would miss 95th percentile as well: that is the noise" in misses(replace(MADE, predictions=noisy))[0]
+    exact = tuple(replace(p, held_out=p.recorded) for p in CYCLES)
+    assert misses(replace(MADE, predictions=exact)) == []
+    assert "Where the reach is missed" in page([replace(MADE, predictions=CYCLES)])
+    assert "Where the reach is missed" not in page([replace(MADE, predictions=exact)])
+
+
+def test_a_terminal_shows_the_verdict_first():
+    told = terminal_text([replace(MADE, predictions=CYCLES)]).splitlines()
+    assert told[0].startswith("The order of settings, which a tuner needs: tau is")
+    assert told.index("") < told.index("job, bsp")
+    assert terminal_text([MADE]).startswith("\na <b>")  # without a prediction of a cycle there is no verdict
 
 
 def test_the_command_wants_a_recording(tmp_path, capsys):

@@ -468,6 +468,55 @@ def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():
     assert (still.rows, "no seconds" in still.caveats[0]) == ((), True)
 
 
+def test_pushes_may_have_durations_only():
+    """Each worker's follow each other: one of .5 s and one of 1 s complete three pushes per second."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
+    took = [(0, 0.5, 40), (1, 1.0, 20)]
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "step_seconds": t, "compute_seconds": 0.8 * t}
+        for w, t, count in took
+        for i in range(count)
+    ]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=pushes))
+    assert found.rows[0].cycle_seconds == pytest.approx(2 / 3, rel=0.05)
+    assert found.rows[0].speeds == pytest.approx((1.5, 0.75))
+    assert found.caveats[0].startswith("pushes have no times, only durations")
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "why"),
+    [
+        ({"workers": 2}, 0, "1 settings are left out: more workers pushed than they have"),
+        ({"workers": 4}, 1, "in 1 settings fewer workers pushed than they have"),
+        ({"workers": 3}, 1, None),
+    ],
+)
+def test_workers_that_pushed_are_held_against_those_of_the_setting(changed, rows, why):
+    setting = {"run": "a", "seconds": 0.0, "servers": 1, "policy": "asp", "batch_size": 8}
+    found = read_tables(tables([{"run": "a"}], [setting | changed], iterations=iterations()))
+    assert len(found.rows) == rows
+    assert [c.startswith(why) for c in found.caveats] == [True] if why else found.caveats == ()
+
+
+def test_parts_that_do_not_fit_into_their_cycle_are_told():
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    longer = [push | {"pull_seconds": 0.3} for push in iterations()]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=longer))
+    assert found.caveats[0].startswith("in 1 settings the parts of a cycle take longer than the cycle")
+
+
+@pytest.mark.parametrize(("repeats", "error"), [(1, 0.1 / 10), (5, 0.1 / 10 * 5**0.5)])
+def test_the_error_of_a_recorded_mean_is_from_how_its_cycles_vary(repeats, error):
+    """A worker's 100 cycles, without the warm-up, vary by a tenth; where five in a row are alike, there are 20 to tell."""
+    rng, runs, pushes = np.random.default_rng(0), [str(i) for i in range(24)], []
+    for run in runs:
+        took = np.exp(0.1 * rng.standard_normal(125 // repeats)).repeat(repeats)
+        pushes += [{"run": run, "worker": 0, "clock": i, "seconds": t} for i, t in enumerate(np.cumsum(took))]
+    settings = [{"run": run, "seconds": 0.0, "workers": 1, "servers": 1, "policy": "asp", "batch_size": 8} for run in runs]
+    found = read_tables(tables([{"run": run} for run in runs], settings, iterations=pushes))
+    assert [row.error for row in found.rows] == pytest.approx([error] * 24, rel=0.3)
+
+
 @pytest.mark.parametrize(
     ("told", "sizes", "mean"),
     [

@@ -28,9 +28,14 @@ def fitted(settings, off, repetition=0.0):
     """The residuals and the fit of constants to a linear model of logarithms that are `off`; and the constants' errors."""
     by = slopes(settings)
     wrong = np.linalg.lstsq(by, -off, rcond=None)[0]  # the fit takes up what it can of what is off
-    rows = [row(w, s) for w, s in settings]
-    alike = np.zeros(len(rows), dtype=bool)
-    return Discrepancy(positions(rows), alike, by, by @ wrong * -1 - off, 49.0 * np.eye(2), repetition), -wrong
+    rows, none = [row(w, s) for w, s in settings], np.zeros(len(settings))
+    residuals = by @ -wrong - off
+    known = Discrepancy(positions(rows), none > 0, by, residuals, none, 49.0 * np.eye(2), np.zeros(2), repetition)
+    return known, -wrong
+
+
+def half_widths(known, rows, by):
+    return known.half_widths(rows, by, np.zeros((1, len(rows))), 0.9)[0]
 
 
 def lacking(rng, settings):
@@ -51,10 +56,8 @@ def told(truth, seeds):
         spare = len(SMALL) - 2
         mean_square = float(known.residuals @ known.residuals) / spare
         plain = mean_square * (1 + np.einsum("nk,kl,nl->n", by, np.linalg.inv(known.slopes.T @ known.slopes), by))
-        found = known.mean_squares([row(w, s) for w, s in LARGE], by)
         error = np.abs(all_[len(SMALL) :] - by @ constants)
-        for k, squares in enumerate((np.maximum(found, plain), plain)):
-            half = norm.ppf(0.95) * np.sqrt(squares)
+        for k, half in enumerate((half_widths(known, [row(w, s) for w, s in LARGE], by), norm.ppf(0.95) * np.sqrt(plain))):
             inside[k] += float((error < half).mean()) / seeds
             widths[k] += float(half.mean()) / seeds
     return inside, widths
@@ -64,14 +67,15 @@ def test_intervals_hold_where_a_wrong_form_is_extrapolated():
     """Twice as many workers as fitted. Without the discrepancy, three of ten recorded values are outside."""
     (with_it, without), (wide, narrow) = told(lacking, 60)
     assert without < 0.75
-    assert 0.85 < with_it < 0.97
+    assert 0.85 < with_it < 0.95
     assert wide < 2 * narrow
 
 
 def test_intervals_of_a_right_form_are_hardly_wider():
-    (with_it, without), (wide, narrow) = told(lambda rng, settings: np.zeros(len(settings)), 60)
-    assert with_it >= without > 0.85
-    assert wide < 1.5 * narrow
+    (with_it, without), (wide, narrow) = told(lambda rng, settings: np.zeros(len(settings)), 40)
+    assert without > 0.85
+    assert 0.85 < with_it < 0.95
+    assert wide < 1.25 * narrow
 
 
 def test_the_error_grows_with_the_distance_from_the_fitted_rows():
@@ -79,21 +83,38 @@ def test_the_error_grows_with_the_distance_from_the_fitted_rows():
     known, _ = fitted(SMALL, lacking(rng, SMALL) + NOISE * rng.standard_normal(len(SMALL)))
     far = [(3, 2), (8, 2), (16, 2), (64, 2)]
     still = np.ones((len(far), 2)) * slopes([(3, 2)])
-    errors = known.mean_squares([row(w, s) for w, s in far], still)
+    errors = half_widths(known, [row(w, s) for w, s in far], still)
     assert list(errors) == sorted(errors)
-    assert errors[1] > 1.2 * errors[0]
-    unlike = known.mean_squares([row(3, 2, nics=(1.0, 0.1, 1.0, 1.0, 1.0)), row(3, 2, policy="bsp")], still[:2])
-    assert min(unlike) > 1.5 * errors[0]
+    assert errors[1] > 1.1 * errors[0]
+    unlike = half_widths(known, [row(3, 2, nics=(1.0, 0.1, 1.0, 1.0, 1.0)), row(3, 2, policy="bsp")], still[:2])
+    assert min(unlike) > 1.2 * errors[0]
 
 
-def test_rows_vary_around_the_median_of_their_setting():
+def test_rows_vary_around_their_setting():
     known, _ = fitted(SMALL, NOISE * np.random.default_rng(0).standard_normal(len(SMALL)), repetition=0.25)
-    errors = known.mean_squares([row(3, 2)], slopes([(3, 2)]))
-    assert errors - known._replace(repetition=0.0).mean_squares([row(3, 2)], slopes([(3, 2)])) == pytest.approx([0.25])
+    assert half_widths(known, [row(3, 2)], slopes([(3, 2)])) == pytest.approx([norm.ppf(0.95) * 0.5], rel=0.02)
+
+
+def test_what_is_known_of_recorded_means_is_no_noise_of_other_rows():
+    """Fitted rows whose recorded means are known to be 4 % off at random: rows of which nothing is known are nearer."""
+    known, _ = fitted(SMALL, NOISE * np.random.default_rng(0).standard_normal(len(SMALL)))
+    short = known._replace(variances=np.full(len(SMALL), NOISE**2))
+    by = slopes([(3, 2)])
+    assert half_widths(short, [row(3, 2)], by) < 0.6 * half_widths(known, [row(3, 2)], by)
+    same = half_widths(short, [row(3, 2, error=NOISE)], by)
+    assert same == pytest.approx(half_widths(known, [row(3, 2)], by), rel=0.3)
+
+
+def test_constants_are_where_the_parts_of_cycles_have_them():
+    """Parts have a constant 0.3 larger than the fit: where cycles say little of it, predictions are that far off."""
+    rows = [row(w, 1) for w in (1, 2)]
+    none, by = np.zeros(2), np.full((2, 1), 0.01)
+    known = Discrepancy(positions(rows), none > 0, by, none, none, np.full((1, 1), 1e-4), np.full(1, 0.3), 0.0)
+    assert 0.25 < half_widths(known, rows[:1], np.ones((1, 1)))[0] < 0.4
 
 
 def test_many_settings_are_thinned():
     """A thousand rows tell what three hundred of them do, nearly."""
     many = [(1 + i % 40, 1 + i // 40) for i in range(1000)]
     known, _ = fitted(many, NOISE * np.random.default_rng(0).standard_normal(1000))
-    assert known.mean_squares([row(20, 12)], slopes([(20, 12)])) == pytest.approx([NOISE**2], rel=0.3)
+    assert half_widths(known, [row(20, 12)], slopes([(20, 12)])) == pytest.approx([norm.ppf(0.95) * NOISE], rel=0.15)

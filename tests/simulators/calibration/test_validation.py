@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from simulators.calibration import model, validation
-from simulators.calibration.fit import Constants, Fit, Residual, Row, closed_form_cycles, fit_all, predicted
+from simulators.calibration.discrepancy import Discrepancy, positions
+from simulators.calibration.fit import Constants, Fit, Row, closed_form_cycles, fit_all, predicted
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
 from simulators.calibration.spread import log_half_widths
@@ -169,6 +171,14 @@ def test_a_recording_in_other_units_is_told():
         assert any("are the times of both recordings in seconds?" in caveat for caveat in made.caveats) == said
 
 
+def test_machines_that_compute_at_another_speed_are_told():
+    """By the fit, a mini-batch takes 1.6 s. Twice as long may be slower machines, unless it is little of a cycle."""
+    for computing, cycle, said in ((3.2, 3.3, True), (1.7, 1.8, False), (3.2, 32.0, False)):
+        slow = row(1, 1, run="new", seconds=cycle, compute_seconds=computing)
+        made = check_other(FIT, recording(GRID), recording([slow]), ORIGIN, whole=False)
+        assert any("took 2 times as long to compute as by the fit" in caveat for caveat in made.caveats) == said
+
+
 def test_links_become_relative_to_those_of_the_fit():
     known = recording([row(2, 1)], 8e6)
     fast = recording([row(2, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, shared=True)], 16e6)
@@ -203,29 +213,46 @@ def test_means_are_taken_over_seeds_until_they_are_precise():
     assert model.relative_error(wild[:, 0]) == pytest.approx(0.5 / 8, rel=0.3)
 
 
-def test_intervals_cover_nine_recorded_values_of_ten():
-    """Rows around a true time: each interval is from the residuals of eight of them, and is to contain a ninth."""
-    rng = np.random.default_rng(0)
-    one, inside = row(1, 1), 0
-    for _ in range(2000):
-        *known, new = 0.05 * rng.standard_normal(9)
-        mean = float(np.mean(known))
-        # As a fit has it: distances from the fitted mean, over the square root of one less the leverage.
-        residuals = tuple(Residual(("asp", i, 1), False, (x - mean) / math.sqrt(1 - 1 / 8)) for i, x in enumerate(known))
-        made = Fit(Constants(), {}, {}, {}, 8, 0.0, residuals=residuals)
-        error = np.array([float(np.std(known, ddof=1)) / math.sqrt(8)])
-        inside += abs(new - mean) < log_half_widths(made, [one], error)[0, 0, 0]
-    assert inside / 2000 == pytest.approx(0.9, abs=0.02)  # three standard errors of a share are 0.02
+def with_residuals(residuals, **more):
+    """A fit of one constant, of which each residual is of another number of workers."""
+    known, by = [row(1 + i, 1) for i in range(len(residuals))], np.ones((len(residuals), 1))
+    none = np.zeros(len(residuals))
+    made = Discrepancy(positions(known), none > 0, by, residuals, none, 49.0 * np.eye(1), np.zeros(1), 0.0)
+    return replace(FIT["toy"], intervals={"sample_seconds": (0.09, 0.11)}, discrepancy=made, **more)
+
+
+def test_intervals_hold_nine_recorded_values_of_ten():
+    """Rows around a true time: each interval is from eight of them, and is to hold another one with nine of ten chances."""
+    rng, one, chances = np.random.default_rng(0), row(1, 1), []
+    for _ in range(40):
+        known = 0.05 * rng.standard_normal(8)
+        half = log_half_widths(with_residuals(known.mean() - known), [one], np.zeros(1))[0, 0, 0]
+        chances.append(norm.cdf((known.mean() + half) / 0.05) - norm.cdf((known.mean() - half) / 0.05))
+    assert np.mean(chances) == pytest.approx(0.9, abs=0.04)
+
+
+def test_intervals_are_wider_where_the_mean_is_less_certain():
+    """Of the simulated seeds, and of the recorded cycles: their errors are of one kind. Fitted rows of few cycles owe a part
+    of their noise to that, which rows of many cycles do not have."""
+    fit = with_residuals(np.array([0.02, -0.05, 0.03, 0.04, -0.04]))
+    none, some = np.zeros(1), np.full(1, 0.1)
+    (plain, of_seeds), (of_cycles, _) = (
+        log_half_widths(fit, [replace(row(1, 1), error=error)], none, some)[0, :, 0] for error in (0.0, 0.1)
+    )
+    assert of_seeds == of_cycles > 1.5 * plain
+    short = fit.discrepancy._replace(variances=np.full(5, 0.05**2))
+    steady = log_half_widths(replace(fit, discrepancy=short), [row(1, 1)], none)[0, 0, 0]
+    assert steady < 0.8 * plain
 
 
 def test_without_a_degree_of_freedom_there_is_no_interval():
-    one = tuple(Residual(("asp", 2, 1), False, 0.01 * i) for i in range(5))
-    assert math.isnan(log_half_widths(replace(FIT["toy"], residuals=one), [row(1, 1)], np.zeros(1))[0, 0, 0])
-    two = (*one, Residual(("asp", 3, 1), False, 0.02))
-    sure = replace(FIT["toy"], residuals=two)
+    assert math.isnan(log_half_widths(FIT["toy"], [row(1, 1)], np.zeros(1))[0, 0, 0])
+    sure = with_residuals(np.array([0.01, -0.01]))
     assert log_half_widths(sure, [row(1, 1)], np.zeros(1))[0, 0, 0] > 0
-    unsure = replace(sure, intervals={"sample_seconds": None}, covariance=np.zeros((1, 1)))
+    unsure = replace(sure, intervals={"sample_seconds": None})
     assert math.isnan(log_half_widths(unsure, [row(1, 1)], np.zeros(1))[0, 0, 0])
+    one = [row(1, 1, 16, run=f"r{i}", seconds=0.1 + 0.01 * i) for i in range(4)]  # a combination, however often recorded
+    assert fit_all(one, {"toy": Constants(cores=1, model_bytes=1.0)}, engine=False)["toy"].discrepancy is None
 
 
 def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
