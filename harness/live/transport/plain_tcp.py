@@ -81,7 +81,7 @@ class _LineOut:
             try:
                 sent = self.socket.sendmsg(buffers)
             except BlockingIOError:
-                pass  # the kernel has no room now
+                sent = 0  # the kernel has no room now
         if sent < size:
             self._waiting.extend(_unsent(buffers, sent))
         return True
