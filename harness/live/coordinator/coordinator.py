@@ -53,6 +53,8 @@ from harness.live.protocol.messages import (
 
 __all__ = ["Coordinator"]
 
+_SNAPSHOT_COMMITS = 20  # at least, from one snapshot to the next
+
 
 class Coordinator:
     """The core of the coordinator's process, without sockets, threads or a clock of its own.
@@ -155,10 +157,11 @@ class Coordinator:
         if self._job.evaluate_clocks and branch.pushes % self._job.evaluate_clocks == 0:
             self._evaluations.request(branch, automatic=True)
         self._snapshots.uncopied += 1
-        often = self._job.snapshot_commits or max(20, 4 * int(np.count_nonzero(branch.active)))
-        # Twice as rarely while another snapshot is in progress, which the new one would replace.
-        if self._snapshots.uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self.views.recovering:
-            self._snapshots.take()
+        if self._snapshots.uncopied >= (self._job.snapshot_commits or _SNAPSHOT_COMMITS):
+            often = self._job.snapshot_commits or max(_SNAPSHOT_COMMITS, 4 * int(np.count_nonzero(branch.active)))
+            # Twice as rarely while another snapshot is in progress, which the new one would replace.
+            if self._snapshots.uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self.views.recovering:
+                self._snapshots.take()
         self._repairs.dismiss_retired()
 
     def _after_copy(self, complete: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a process uses of its machine: cores, and memory that it keeps.
+"""What a process uses of its machine: cores, memory that it keeps, and the loopback interface.
 
 The process sets its limits itself, before JAX computes for the first time: JAX then makes as many threads as it finds cores,
 and obeys no flag. A limit that is set later holds too, but leaves JAX more threads than cores.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Cores", "choose_device", "keep_memory"]
+__all__ = ["Cores", "check_loopback", "choose_device", "keep_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 _TRIM_BYTES, _MMAP_BYTES = 512 * 2**20, 32 * 2**20  # 32 MiB is the largest value that glibc accepts
@@ -24,6 +25,21 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _TRIM_BYTES)
         mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
+def check_loopback() -> None:
+    """Raise ValueError if this machine cannot reach itself: Ray would try for minutes."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname(), timeout=5.0),
+        ):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Cannot run a job on this machine: it cannot reach itself at 127.0.0.1 ({error.strerror or error}). Turn the "
+            "loopback interface on, as `ip link set lo up` does, or join a cluster with --address."
+        ) from None
 
 
 def choose_device(*, accelerated: bool) -> None:

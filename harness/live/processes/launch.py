@@ -29,6 +29,7 @@ from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, 
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
+from harness.live.processes.host import check_loopback
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
@@ -111,7 +112,9 @@ def _check_protected(address: str, machines: Collection[str]) -> None:
 @contextmanager
 def _private_cluster() -> Iterator[None]:
     """Ray on this machine, for this process only: it is not reached from other machines, and other users of this machine
-    have no token. It ends with us. Raises RuntimeError if Ray does not ask for the token."""
+    have no token. It ends with us. Raises ValueError if this machine cannot do that, and RuntimeError if Ray does not ask
+    for the token."""
+    check_loopback()
     with private_folder() as folder:
         yield from _ray_in(folder)
 

@@ -14,13 +14,18 @@ from pathlib import Path
 
 __all__ = ["private_folder", "remove_left_behind"]
 
-_PREFIX = ".harness-live-"  # short: paths of Ray's sockets, which are below, may have 107 characters
+_PREFIX = ".harness-live-"
+_LONGEST_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Of the folder's path: Ray puts Unix sockets below, and the kernel accepts no longer names (unix(7))."""
+
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a new folder is made there, for this user alone
+"""Where it is made if the system's folder for temporary files has too long a path, as Slurm's often has."""
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A folder that only this user can read, until the context ends; it is locked for as long as this process lives. Other
-    processes that still use it then are killed."""
+    processes that still use it then are killed. Raises ValueError if none can be made whose path is short enough."""
     remove_left_behind()
     path, lock = _locked()
     try:
@@ -31,9 +36,25 @@ def private_folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def _parents() -> list[str]:
+    """The folders in which it may be, the best one first."""
+    found = dict.fromkeys((tempfile.gettempdir(), *_SHORT))
+    return [parent for parent in found if len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= _LONGEST_BYTES]
+
+
+def _made() -> Path:
+    for parent in _parents():
+        with suppress(OSError):  # it is not there, or nothing can be written there
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    raise ValueError(
+        f"Cannot make a folder for Ray's sockets: the path of {tempfile.gettempdir()} is too long for them, and in "
+        f"{', '.join(_SHORT)} nothing can be written. Set TMPDIR to a folder with a short path."
+    )
+
+
 def _locked() -> tuple[Path, int]:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        path = _made()
         with suppress(OSError):  # another process has seen it before it was locked, and removes it
             lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -44,7 +65,7 @@ def _locked() -> tuple[Path, int]:
 
 def remove_left_behind() -> None:
     """Remove such folders of this user whose processes are gone."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for path in (path for parent in _parents() for path in Path(parent).glob(f"{_PREFIX}*")):
         with suppress(OSError):
             if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
                 continue

@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from harness.live.processes.names import node_of
+from harness.live.protocol.blocks import blocks_in
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import GradientDone, Head, LogAppend, PushStaged, Release
 
@@ -42,7 +43,7 @@ class TransferMeter:
 
     def __init__(self) -> None:
         self._cycles: dict[str, _Cycle] = {}  # the latest, by worker
-        self._found: dict[NodePair, deque[tuple[float, int]]] = {}
+        self._found: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # by worker and server
 
     def sent(self, receiver: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator sends."""
@@ -67,7 +68,7 @@ class TransferMeter:
         elif isinstance(head, PushStaged):
             cycle = self._cycles.get(head.worker)
             if cycle is not None and cycle.number == head.cycle:
-                blocks = sum(end - start for start, end in head.runs)
+                blocks = len(blocks_in(head.runs))
                 cycle.staged[sender] = now, blocks + cycle.staged.get(sender, (0.0, 0))[1]
                 if head.done is not None:
                     self._close(head.worker, cycle, head.done)
@@ -77,14 +78,18 @@ class TransferMeter:
         busy = done.pull_seconds + done.compute_seconds
         for server, (at, blocks) in cycle.staged.items():
             spent = max(at - cycle.released_seconds - busy, 0.0)
-            pair = node_of(worker), node_of(server)
-            self._found.setdefault(pair, deque(maxlen=_MOST_PUSHES)).append((spent, blocks))
-        cycle.staged = {}
+            found = self._found.get((worker, server))
+            if found is None:
+                found = self._found[worker, server] = deque(maxlen=_MOST_PUSHES)
+            found.append((spent, blocks))
+        cycle.staged.clear()
 
     def take(self) -> dict[NodePair, Transfer]:
         """Transfers that were completed since the last call."""
         found, self._found = self._found, {}
         return {
-            pair: Transfer(len(those), median(spent for spent, _ in those), max(blocks for _, blocks in those))
-            for pair, those in found.items()
+            (node_of(worker), node_of(server)): Transfer(
+                len(those), median(spent for spent, _ in those), max(blocks for _, blocks in those)
+            )
+            for (worker, server), those in found.items()
         }

@@ -71,14 +71,17 @@ class _LineOut:
         return bool(self._waiting)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        self.flush()
-        if len(self._waiting) >= _WAITING_BUFFERS:
-            return False
+        if self._waiting:
+            self.flush()
+            if len(self._waiting) >= _WAITING_BUFFERS:
+                return False
         head, size = head_and_bytes(frames)
         buffers, sent = [head, *frames], 0
         if not self._waiting and len(buffers) <= MOST_BUFFERS:
-            with suppress(BlockingIOError):
+            try:
                 sent = self.socket.sendmsg(buffers)
+            except BlockingIOError:
+                sent = 0  # the kernel has no room now
         if sent < size:
             self._waiting.extend(_unsent(buffers, sent))
         return True
@@ -132,21 +135,23 @@ class _LineIn:
     def _parsed(self) -> list[Sequence[Buffer]]:
         found: list[Sequence[Buffer]] = []
         data = self._bytes[: self._held]
-        while (sizes := sizes_in(data)) is not None:
+        while data and (sizes := sizes_in(data)) is not None:
             start = head_bytes(sizes)
-            if start + sum(sizes) > _READ_BYTES:
+            end = start + sum(sizes)
+            if end > _READ_BYTES:
                 self._begin_long(sizes, data[start:])
                 data = data[:0]
                 break
-            if start + sum(sizes) > len(data):
+            if end > len(data):
                 break
             frames = []
             for size in sizes:
                 frames.append(bytes(data[start : start + size]))
                 start += size
             found.append(frames)
-            data = data[start:]
-        self._bytes[: len(data)] = data
+            data = data[end:]
+        if data and found:  # what is left begins the next message
+            self._bytes[: len(data)] = data
         self._held = len(data)
         return found
 
@@ -180,13 +185,14 @@ class _PlainSender:
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
         if peer not in self._places:
             return
-        # Nobody is there, or no more: this message is lost, and the next one tries again.
-        with suppress(OSError):
+        try:
             if peer not in self._outlets:
                 self._outlets.add(peer, _LineOut(self._opened(), self._places[peer]))
             if not self._outlets.send(peer, frames) and peer not in self._refused:
                 self._refused.add(peer)
                 _log.warning("Cannot send to %s: it leaves %d frames waiting.", peer, _WAITING_BUFFERS)
+        except OSError:
+            pass  # nobody is there, or no more: this message is lost, and the next one tries again
 
     def flush(self, descriptor: int) -> None:
         """There is room on the connection of that descriptor."""
@@ -239,14 +245,13 @@ class PlainTcp:
         return np.empty(size, np.float32)
 
     def receive(self, timeout_seconds: float) -> Received | None:
-        until = -1.0
-        while not self._arrived:
-            now = time.monotonic()
-            if until < 0:
-                until = now + timeout_seconds
-            elif now >= until:
-                return None
-            self._wait(until - now)
+        if not self._arrived:
+            until = time.monotonic() + timeout_seconds
+            self._wait(timeout_seconds)
+            while not self._arrived:
+                if (rest := until - time.monotonic()) <= 0:
+                    return None
+                self._wait(rest)
         return Received(None, self._arrived.popleft())
 
     def _wait(self, seconds: float) -> None:
