@@ -210,6 +210,7 @@ class _TimedTuner:
 
 
 def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Generator[Exchange, None, Ending]:
+    """Carry out what the tuner asks until the job has ended; yields every exchange, and returns how the job ended."""
     branches = [0]  # the branches alive; the one that trained last is the last element
     idle, spent_at = 0, system.now
     try:
@@ -344,7 +345,7 @@ def _no_generator(made: Any) -> str:
     from tuners.adapters import advice  # here, because it imports the search, which few runs need
 
     if isinstance(made, Coroutine):
-        made.close()  # Python warns of one that nobody has awaited
+        made.close()  # Python warns of a coroutine that was not awaited
     return f"The tuner is no generator but {_short(repr(made))}: {advice(made)}."
 
 
@@ -383,7 +384,7 @@ def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[A
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _ThinkingLimitError in the body after so many host seconds, and again every second until the body ends.
+    """Raise _ThinkingLimitError in the body after `seconds` of the host, and again every second until the body ends.
 
     Does nothing outside the main thread, because Python delivers signals only there. Restores a timer that was running.
     """

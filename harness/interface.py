@@ -65,7 +65,8 @@ def compare(
         resume: continue the comparison in `out`, if there is one, also with more scenarios, tuners or seeds. Functions are
             then taken to be what they were.
         record: write a trace for every run, too.
-        calibration_draws: play scenarios of calibrated constants under so many draws of these, too, to see which ranks hold.
+        calibration_draws: play scenarios of calibrated constants also under this many draws of them, to see which ranks
+            hold.
         progress: show bars on a terminal, one line in a notebook.
 
     Raises ValueError, before anything is run, for names, options, functions and scenarios that cannot be used, and for an

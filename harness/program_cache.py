@@ -89,7 +89,7 @@ def use() -> Path | None:
     vars(compilation_cache)["get_file_cache"] = opened
     if config.jax_persistent_cache_min_compile_time_secs == _JAX_DEFAULT_COMPILE_SECONDS:
         config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_COMPILE_SECONDS)
-    # Else XLA writes files of its own there, and the folder's name is part of every key.
+    # Otherwise XLA writes files of its own there, and the folder's name is part of every key.
     config.update("jax_persistent_cache_enable_xla_caches", "none")
     config.update("jax_compilation_cache_dir", str(path))
     stored_programs.use_store(store)

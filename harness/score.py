@@ -86,7 +86,7 @@ class Scored:
 
 
 def ending(row: Score, seconds: float) -> str:
-    """How a run ended, after so many simulated seconds, and what it did: one line."""
+    """How a run ended, after how many simulated seconds, and what it did: one line."""
     ended = f"{row.status} after {seconds:.1f} s. {row.reason}".rstrip()
     changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
     return f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s."

@@ -30,9 +30,11 @@ from simulators.engine.inputs import (
     served_rows,
 )
 from simulators.engine.learning import TrainingData
+from simulators.engine.limits import check_links
 from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
+from tuners.settings import OF_CHECKPOINTS
 
 __all__ = ["Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
@@ -48,7 +50,7 @@ class JobContext:
     conditions: Conditions
     job: Job
     data: TrainingData
-    evaluate_clocks: int  # validate after every so many pushes
+    evaluate_clocks: int  # pushes between two validations
     seed: int
     factors: Factors = NO_FACTORS
 
@@ -59,14 +61,13 @@ class JobContext:
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(setting, self.conditions, self.workload)
-        if self.cluster.discipline == "fifo" and single:
-            where = "a node is worker and server" if overlapping(setting) else "a node has a token bucket"
-            where = "mini-batches touch rows of embedding tables" if has_tables(self.workload) else where
-            raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
-        if self.cluster.control_queue and has_tables(self.workload):
-            raise Rejected(
-                "Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0."
-            )
+        check_links(
+            self.cluster.discipline,
+            self.cluster.control_queue,
+            overlap=overlapping(setting),
+            buckets=bool(self.conditions.buckets),
+            tables=has_tables(self.workload),
+        )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = loop.Program(
@@ -114,7 +115,7 @@ class Branch:
         self._placed = prepared  # what the engine runs on, as it is without disturbances
         self.until_seconds = 0.0  # how far it has been trained
         self.unreported = Unreported(len(context.job.nodes), context.job.blocks)
-        self.checkpoints = Checkpoints(self.inputs, state, makes=context.job.space.takes_checkpoints)
+        self.checkpoints = Checkpoints(self.inputs, state, makes=context.job.space.may_have(OF_CHECKPOINTS))
 
     def snapshot(self, *, testing: bool) -> Branch:
         """A branch that continues from here. Arrays are shared: JAX never changes them."""
@@ -137,7 +138,7 @@ class Branch:
         return frozenset(node.name for node, waits in nodes if waits)
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
-        """Train to so many more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
+        """Train for `clocks` more pushes, at most `rows`, or to the last event before `until_seconds`; records, [n, 11]."""
         before = self.state
         self.state, table, used = loop.advance(
             self.program,
@@ -149,29 +150,11 @@ class Branch:
             rows=rows,
         )
         records = np.asarray(table)[: int(used)]
-        self._count_load(before, records)
+        self.unreported.add_load(*_load_of(self._placed, self.context.cluster, before, self.state, records))
         return records
 
-    def _count_load(self, before: loop.State, records: NDArray[np.float64]) -> None:
-        """Count what the servers have done since the engine's state `before`, in pushes with these `records`."""
-        placed = self._placed
-        if placed.inputs.placement:
-            pulled, pushed = loop.touched_rows(self.state) - loop.touched_rows(before)
-            self.unreported.rows = self.unreported.rows + pushed
-            load = served_rows(self.context.cluster.nodes, placed.inputs.placement, pulled, pushed, placed.effects)
-        else:
-            each: Any = len(records)
-            if placed.inputs.copies:  # of these pushes, some had no pull
-                pulls = np.count_nonzero(records[:, _PULL_SECONDS] > 0)
-                each = np.array([pulls, pulls, len(records), len(records)])
-            load = each * placed.served
-        late = np.asarray(self.state.clock.flight.late_bytes) - np.asarray(before.clock.flight.late_bytes)
-        if len(late):
-            load[:, 1] += late_seconds(placed.inputs, late, load)
-        self.unreported.served = self.unreported.served + load
-
     def report(self) -> Unreported:
-        """What the next window reports beside its own pushes. It is not reported again."""
+        """What the next window reports besides its own pushes. It is not reported again."""
         found, self.unreported = self.unreported, Unreported(len(self.context.job.nodes), self.context.job.blocks)
         return found
 
@@ -192,12 +175,7 @@ class Branch:
         if latest is not self:  # branches share the workers' caches
             self.state = loop.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
-            self.state = loop.with_tokens(self.state, latest.tokens(until))
-
-    def tokens(self, now: float) -> jax.Array:
-        """What the nodes' buckets hold at `now`, [k], when no node has sent since `until_seconds`."""
-        then = loop.catch_up(self.program, self.inputs, self.state, np.float64(self.until_seconds))
-        return loop.resumed(self.inputs, then, now - self.until_seconds).clock.flight.tokens
+            self.state = loop.with_tokens(self.state, _tokens(latest, until))
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
@@ -279,7 +257,7 @@ class Branch:
     # ------------------------------------------------------------------------------------------------------------ workers
 
     def mark_deadlocked(self) -> None:
-        """Nobody is left that could push."""
+        """No worker is left that could push."""
         deadlock: Any = np.int32(loop.STATUSES.index("deadlock"))
         self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
 
@@ -289,7 +267,8 @@ class Branch:
 
     def stop_workers(self, nodes: frozenset[str], now: float) -> None:
         """These nodes are in no mini-batch from now on; a gradient in progress there is lost."""
-        self.state = loop.workers_stopped(self.state, self._mask(nodes), now)
+        stopped = np.asarray([n.name in nodes for n in self.context.job.nodes])
+        self.state = loop.workers_stopped(self.state, stopped, now)
 
     def launch_waiting_workers(self) -> None:
         """Begin the policy anew; workers that wait begin a mini-batch."""
@@ -308,12 +287,35 @@ class Branch:
         """Workers that may begin a mini-batch, bool [k]."""
         return np.asarray(loop.with_work(self.inputs, cast(Any, np.asarray(self.state.clock.left))))
 
-    def _mask(self, nodes: frozenset[str]) -> NDArray[np.bool_]:
-        return np.asarray([n.name in nodes for n in self.context.job.nodes])
-
 
 def _aggregation(program: loop.Program) -> str:
     return "" if program.model is None else program.model.aggregation
+
+
+def _tokens(branch: Branch, now: float) -> jax.Array:
+    """What the nodes' buckets hold at `now`, [k], if no node has sent since `branch` trained last."""
+    then = loop.catch_up(branch.program, branch.inputs, branch.state, np.float64(branch.until_seconds))
+    return loop.resumed(branch.inputs, then, now - branch.until_seconds).clock.flight.tokens
+
+
+def _load_of(
+    placed: PreparedSetting, cluster: Cluster, before: loop.State, after: loop.State, records: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What the servers did between two states of the engine, in pushes with these `records`: [k, 4] as `served`, and the
+    rows of each block of embedding tables in these pushes, [b]."""
+    pulled, pushed = loop.touched_rows(after) - loop.touched_rows(before)
+    if placed.inputs.placement:
+        load = served_rows(cluster.nodes, placed.inputs.placement, pulled, pushed, placed.effects)
+    else:
+        each: Any = len(records)
+        if placed.inputs.copies:  # of these pushes, some had no pull
+            pulls = np.count_nonzero(records[:, _PULL_SECONDS] > 0)
+            each = np.array([pulls, pulls, len(records), len(records)])
+        load = each * placed.served
+    late = np.asarray(after.clock.flight.late_bytes) - np.asarray(before.clock.flight.late_bytes)
+    if len(late):
+        load[:, 1] += late_seconds(placed.inputs, late, load)
+    return load, pushed
 
 
 def first_branch(

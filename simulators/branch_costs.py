@@ -24,7 +24,7 @@ def refill_seconds(branch: Branch) -> float:
 
 
 def noise_seconds(branch: Branch, batches: int) -> float:
-    """Seconds in which all workers pull, compute so many gradients and push once, without noise."""
+    """Seconds in which all workers pull, compute `batches` gradients and push once, without noise."""
     inputs, active = branch.inputs, np.asarray(branch.inputs.active)
     computing = np.asarray(inputs.compute_seconds) * np.asarray(inputs.slowdown) * batches
     computing = computing + np.asarray(inputs.overhead_seconds)

@@ -1,7 +1,7 @@
 """Periodic checkpoints, and what is lost where a job returns to the last one.
 
 With `Setting.checkpoint_seconds` 0, servers keep replicas of each other: where one is lost, its part of the model is read
-back, and no push is lost. With an interval there are no replicas. Every so many seconds all workers pause while the model
+back, and no push is lost. With an interval there are no replicas. Once per interval all workers pause while the model
 is written ([costs] `checkpoint_bytes_per_second`); where a server is lost, the job returns to the last checkpoint that was
 completed, and what was pushed since has to be done again. A short interval costs pauses, a long one costs work: with a cost
 of C seconds and a failure every M seconds, about sqrt(2 C M) is best (Young 1974, "A first order approximation to the
@@ -70,7 +70,7 @@ class Checkpoints:
         self._last, self._last_seconds = written or self._last, now
 
     def pause(self, seconds: float) -> None:
-        """The branch's clock was shifted by so many seconds: it did not train."""
+        """The branch's clock was shifted by `seconds`, in which it did not train."""
         self._last_seconds += seconds
 
     def rolled_back(self, inputs: EngineInputs, state: loop.State) -> tuple[loop.State, int]:

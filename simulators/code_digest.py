@@ -93,6 +93,7 @@ class _Digest:
                 self._say("type", type(value).__qualname__)
 
     def _add_compound(self, value: Any) -> None:
+        """Add a value that has parts. Raises UnknownCodeError."""
         if isinstance(value, CodeType):
             self._say("code", _code_digest(value))
         elif isinstance(value, FunctionType):

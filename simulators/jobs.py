@@ -22,7 +22,7 @@ from simulators.reconfiguration.costs import METHODS, METHODS_OF_TABLES, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.prices import Prices
-from tuners.settings import Knob, Node
+from tuners.settings import OF_REPLICAS, Knob, Node
 
 __all__ = ["JobSpec", "check_memory", "drawn", "evaluate_seconds", "job"]
 
@@ -40,7 +40,7 @@ class JobSpec:
     knobs: tuple[Knob, ...] = ()
     target: Target
     budget_seconds: float
-    evaluate_clocks: int  # validate after every so many pushes
+    evaluate_clocks: int  # pushes between two validations
     conditions: Conditions = field(default_factory=Conditions)
     costs: Costs = field(default_factory=Costs)
     installs_policies: bool = False  # also where `policy` is not free
@@ -70,7 +70,7 @@ def job(spec: JobSpec) -> Job:
         seed=spec.seed,
         methods=METHODS_OF_TABLES if has_tables(workload) else METHODS,
         blocks=blocks,
-        hottest=_hottest(workload, blocks) if space.replicates else (),
+        hottest=_hottest(workload, blocks) if space.may_have(OF_REPLICAS) else (),
         branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),

@@ -67,7 +67,7 @@ class SimulatedSystem:
         conditions, factors = trace_driven.expand_replay(spec.conditions, nodes, spec.budget_seconds, seed)
         self._conditions, self._costs = conditions, spec.costs
         self._control = ControlPlane(spec.cluster, conditions)
-        self._reported_events = 0  # events of nodes that windows have told of
+        self._reported_events = 0  # number of node events that windows have reported
         self.job = jobs.job(spec)
         blocks = workload.demand.data_blocks or max(len(nodes), workload.samples // workload.batch_size)
         block_bytes = workload.demand.sample_bytes * workload.samples / blocks
@@ -125,6 +125,7 @@ class SimulatedSystem:
     # ------------------------------------------------------------------------------------------------------------ run
 
     def _run(self, action: Run) -> Window:
+        """Train a branch for the window that the action asks for."""
         branch = branch_of(self._branches, action.branch)
         if not len(branch.unreported.records):
             check_running(f"run branch {action.branch}", branch.status)

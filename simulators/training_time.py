@@ -20,7 +20,7 @@ from tuners.actions import Cost
 __all__ = ["FOR_EVER", "TrainingTime"]
 
 FOR_EVER = 2**31 - 1
-"""Clocks: so many that another limit comes first."""
+"""A number of clocks that is never reached: another limit comes first."""
 
 _ROWS = 512  # of pushes per call of the engine
 
@@ -82,10 +82,12 @@ class TrainingTime:
             branch.unreported.seconds += self.now - start
 
     def train(self, branch: Branch, clocks: int, limit: float, *, change_only: bool = False) -> NDArray[np.float64]:
-        """Train `branch` for so many clocks, to `limit` or, with `change_only`, to the end of the reconfiguration. The
+        """Train `branch` for `clocks`, to `limit` or, with `change_only`, to the end of the reconfiguration. The
         control plane acts meanwhile. Returns the records, [n, 11]."""
         tables, left = [NO_RECORDS], clocks
         while left > 0 and branch.status == "running" and not (change_only and self.reconfiguration is None):
+            if self.now >= limit and not branch.inputs.active.any():
+                break  # the budget ended while a reconfiguration had no worker: no deadlock, nobody will push any more
             interval = branch.setting.checkpoint_seconds if self.reconfiguration is None else 0.0
             due = branch.checkpoints.due_seconds(interval)
             until = min(self._control.next_seconds, limit, due)
@@ -99,7 +101,7 @@ class TrainingTime:
                 table = branch.advance(most, until, _ROWS)
             tables.append(table)
             left -= len(table)
-            # The engine stopped for a reason of its own, before `until`: so many pushes, or the end of the job.
+            # The engine stopped for a reason of its own, before `until`: `most` pushes, or the end of the job.
             if len(table) == most or branch.status != "running":
                 self.now = max(self.now, float(branch.state.clock.seconds))
                 if self.reconfiguration is not None:
@@ -117,7 +119,7 @@ class TrainingTime:
                 self._control.act()
             self._progress(branch, None)
         over = branch.status != "running" or self.now >= self._budget_seconds
-        if over and self.reconfiguration is not None:  # what it has cost by now is told with the job's last window
+        if over and self.reconfiguration is not None:  # its cost so far is reported with the job's last window
             self.reconfiguration.cancel()
             self._end_reconfiguration()
         branch.until_seconds = self.now

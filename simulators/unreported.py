@@ -14,14 +14,19 @@ NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
 
 
 class Unreported:
-    """What the next window reports beside its own pushes; at first nothing."""
+    """What the next window reports besides its own pushes; at first nothing."""
 
     def __init__(self, nodes: int, blocks: int) -> None:
         self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.inputs.served`
         self.rows = np.zeros(blocks)  # of each block of embedding tables, in pushes
         self.records = NO_RECORDS  # [n, 11] of pushes outside of a window
-        self.seconds = 0.0  # how long these took; the next window begins so much earlier
+        self.seconds = 0.0  # how long these took; the next window begins earlier by this
         self.changes: list[Cost] = []  # of reconfigurations and checkpoints
+
+    def add_load(self, served: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
+        """Add what the servers did, [k, 4], and the rows of each block that pushes carried, [b]."""
+        self.served = self.served + served
+        self.rows = self.rows + rows
 
     def add_records(self, records: NDArray[np.float64]) -> None:
         self.records = np.concatenate([self.records, records])

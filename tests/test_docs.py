@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from harness.cli.main import main
 from tests.support.processes import one_process
+from tuners import embedded, resolve
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -235,6 +237,40 @@ def test_links_lead_somewhere(document):
         assert not anchor or anchor in anchors(linked.read_text()), f"{target}#{anchor}"
     for name in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./]*)`", text):
         assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES, *SIDE_PAGES])
+def test_code_that_a_page_names_is_there(document):
+    """`file.name` and `folder.file.name`, where the file is one of the page's folder or of the whole project."""
+    page = ROOT / document
+    for dotted in re.findall(r"`((?:\w+\.)+\w+)(?:\([^`]*\))?`", page.read_text()):
+        *module, name = dotted.split(".")
+        files = [f for root in (page.parent, ROOT) if (f := root.joinpath(*module).with_suffix(".py")).is_file()]
+        assert name == "py" or not files or re.search(rf"\b{name}\b", files[0].read_text()), dotted
+
+
+def test_options_that_a_page_names_exist():
+    """Of tuners, as in `cruise[gain=0.1]`, and of commands, as in `harness compare --seeds`."""
+    wrong = []
+    for document in [*DOCUMENTS, *PAGES, *SIDE_PAGES]:
+        text = (ROOT / document).read_text()
+        for written in re.findall(r"\b[a-z_]+\[[a-z_]+=[^]\s…]*\]", text):
+            if written.partition("[")[0] in embedded():
+                resolve(written)  # raises ValueError, which says what does not exist
+        for command, word, rest in re.findall(r"harness ([a-z]+) ?([a-z]*)((?:[^\n`|]|\\\n)*)", text):
+            named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)
+            known = options_of(command) | options_of(command, word) if named else set()
+            wrong += [f"{document}: {command} {option}" for option in named if known and option not in known]
+    assert wrong == []
+
+
+@cache
+def options_of(*command: str) -> set[str]:
+    """The options in the help of a command; none if there is no such command."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):
+        main([*command, "--help"])
+    return set(re.findall(r"--[a-z][a-z-]*", printed.getvalue()))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *PAGES, *SIDE_PAGES])

@@ -143,7 +143,7 @@ def read_log(path: Path) -> list[Exchange]:
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
     except gzip.BadGzipFile:
-        lines = []  # another file, which a user has named, and nobody should delete
+        lines = []  # another file, which a user has named: it must not be deleted
     except (EOFError, zlib.error) as error:
         raise ValueError(f"Cannot read {path}: it is damaged or cut short ({error}). Delete it and run again.") from None
     if not lines or lines[0] != _HEADER:

@@ -22,13 +22,13 @@ from traces.foreign import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
 from traces.plausible import TableRules, check, check_order, fault
 from traces.schema import TRACE, setting_from
-from tuners import policies
 from tuners.near_names import near_names
+from tuners.settings import POLICIES
 
 __all__ = ["from_tables", "table_files"]
 
 _ENDINGS = (".csv", ".jsonl")
-_POLICIES = {name: name for name in policies.names()} | {
+_POLICIES = {name: name for name in POLICIES} | {
     word: name for name, start in (("bsp", "sync"), ("asp", "async")) for word in (start, f"{start}hronous")
 }
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")

@@ -207,6 +207,7 @@ def check_trace(folder: Path) -> dict[str, int]:
 
 
 def _check_table(folder: Path, table: str) -> int:
+    """Check one table of a trace, and return its number of rows. Raises TraceError at the first violation."""
     rule, paths = TRACE[table], _parts(folder, table)
     # Values are checked part by part; only the columns that order and uniqueness need are kept for the whole table.
     kept = [c for c in rule.columns if c in (*rule.key, rule.time, *rule.by)]

@@ -103,7 +103,7 @@ class Recorded:
         return int(np.floor(done + 1e-9))
 
     def seconds_at(self, clocks: ArrayLike) -> NDArray[np.float64]:
-        """When so many steps were completed, seconds since the start of the run."""
+        """When each of `clocks` steps were completed, seconds since the start of the run."""
         if self.course:
             moments, steps = [s for s, _ in self.course], [c for _, c in self.course]
             return np.asarray(np.interp(np.asarray(clocks, np.float64), steps, moments), np.float64)
@@ -127,6 +127,7 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
 
 
 def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
+    """The recorded runs of one trace, see `recorded_runs`."""
     known = (pl.col("workload") == workload) & (pl.col("seconds") > 0) & (pl.col("steps") > 0)
     columns = ("run", "steps", "loss", "accuracy", "cost_usd")
     runs = scan(folder, "runs").filter(known).select(*columns, run_seconds="seconds").collect()
@@ -291,6 +292,7 @@ class RecordedSystem:
         return max(reached[0], branch.seconds) if reached else None
 
     def _window(self, branch: _Branch, until: float) -> Window:
+        """The window from the branch's time to `until`, read off the recorded run."""
         begun, start = branch.seconds, self.now
         seen = [e for e in branch.run.evaluations if begun < e.seconds <= until]
         done = np.arange(branch.run.clocks_at(begun), branch.run.clocks_at(until), dtype=np.int32)

@@ -14,9 +14,9 @@ from traces.parts import digest_of
 from traces.plausible import fault
 from tuners.near_names import near_names
 
-__all__ = ["PREFIX", "PUBLIC", "check_shipped", "locate", "shipped", "shipped_bytes"]
+__all__ = ["PUBLIC", "check_shipped", "locate", "shipped", "shipped_bytes"]
 
-PREFIX = "shipped:"
+_PREFIX = "shipped:"
 _DATA = Path(__file__).parent / "data"
 PUBLIC = _DATA / "public"
 """The folder of the public recordings."""
@@ -41,12 +41,12 @@ def locate(text: str, folder: Path = Path()) -> Path:
     A path may also name the folder of a live job, which has its trace in the folder `trace`.
     Raises ValueError for an unknown name, TraceError, naming file and digests, if a file of that recording was changed.
     """
-    if not text.startswith(PREFIX):
+    if not text.startswith(_PREFIX):
         named = folder / Path(text).expanduser()
         return (
             named / "trace" if (named / "trace" / "runs").is_dir() or (named / "trace" / "trace.json").is_file() else named
         )
-    name = text.removeprefix(PREFIX)
+    name = text.removeprefix(_PREFIX)
     if name not in shipped():
         raise ValueError(f"No recording {name!r} comes with the harness: {near_names(name, shipped())}")
     if (_DATA / name).is_dir():

@@ -117,7 +117,7 @@ class Job:
     start: Setting  # the setting until the tuner changes it
     space: Space  # which knobs are free, and their ranges
     target: Target
-    budget_seconds: float  # the job ends after so many simulated seconds, with or without its target
+    budget_seconds: float  # the job ends after this simulated time, with or without its target
     model_bytes: float  # of one pull of the whole model, at 32 bits
     push_bytes: float = 0.0  # of one push of a whole gradient, at 32 bits; 0: unknown, or hidden behind computing
     samples: int  # training samples; 0: unknown
@@ -186,7 +186,7 @@ class ServerWindow(NamedTuple):
 class Evaluation(NamedTuple):
     """Loss and accuracy of a model on the validation set.
 
-    Those in a `Window` are the scenario's own, made every so many clocks, and take no time. `Evaluate` takes time.
+    Those in a `Window` are the scenario's own, made at regular intervals of clocks, and take no time. `Evaluate` takes time.
     """
 
     seconds: float  # at which the job had this model; the answer to `Evaluate` comes later
@@ -208,7 +208,7 @@ class GradientNoise(NamedTuple):
 
     @property
     def samples(self) -> float:
-        """The gradient noise scale, tr(Sigma) / |G|^2: a batch of so many samples has as much noise as gradient."""
+        """The gradient noise scale, tr(Sigma) / |G|^2: a batch of this number of samples has as much noise as gradient."""
         return self.variance / self.square if self.square > 0 else math.inf
 
 
@@ -274,7 +274,7 @@ class Push(NamedTuple):
     loss: Any  # float scalar: of the mini-batch, at the pulled parameters
     loss_before: Any = 0.0  # float scalar: of the mini-batch, at the server's parameters before the update (with `probes`)
     loss_after: Any = 0.0  # float scalar: the same after the update
-    timer: Any = False  # bool scalar: nobody has pushed, the policy's timer has run down (with `timers`)
+    timer: Any = False  # bool scalar: no worker has pushed, the policy's timer has run down (with `timers`)
 
 
 class Decision(NamedTuple):
@@ -283,7 +283,7 @@ class Decision(NamedTuple):
     release: Any  # bool [k]: workers that start a new mini-batch now; a busy one abandons its current mini-batch
     accept: Any = True  # bool scalar: False drops this gradient (backup workers)
     step: Any = True  # bool scalar: ends the group, where gradients are summed or averaged before they are applied
-    timer: Any = math.nan  # float scalar, with `timers`: decide again in so many seconds; inf: stop the timer; nan: leave it
+    timer: Any = math.nan  # float scalar, with `timers`: seconds until it decides again; inf: stop the timer; nan: leave it
     later: Any = False  # bool scalar, with `table`: this gradient belongs to the next round
     turn: Any = False  # bool scalar, with `table`: a round ends with this push; the gradients of the next one take its place
 
@@ -303,9 +303,9 @@ class SyncPolicy(NamedTuple):
     probes: bool = False  # needs `loss_before` and `loss_after`, which take two more forward passes per push
     seconds: float = 0.0  # simulated time that one decision takes
     timers: bool = False  # sets `Decision.timer`; simulated only, and not together with `probes`
-    table: bool = (
-        False  # servers keep the gradients of a round by worker, and step by the mean of all workers' means; likewise
-    )
+    # Servers keep the gradients of a round by worker, and step by the mean of all workers' means; simulated only, and not
+    # together with `probes`.
+    table: bool = False
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
@@ -433,7 +433,7 @@ class Evaluate(Action[Evaluation]):
 class MeasureNoise(Action[GradientNoise]):
     """Measure the gradient noise of `branch` now, from `batches` mini-batches of every worker.
 
-    All workers pull, compute these gradients at one model, and push what their norms need; nobody trains meanwhile, and
+    All workers pull, compute these gradients at one model, and push what their norms need; no worker trains meanwhile, and
     nothing is applied. Simulated only: other systems refuse (`Rejected`), and the simulator does during a reconfiguration
     and where a model has embedding tables.
     Raises ValueError for less than two mini-batches.

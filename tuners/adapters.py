@@ -38,7 +38,7 @@ def from_ask_tell(
 ) -> TunerFactory:
     """A tuner that asks `make(job)` for up to `trials` settings, tries each on a fork, and keeps the best.
 
-    All trials together take `share` of the job's budget; each takes the same time, or so many `clocks`. A job without knobs
+    All trials together take `share` of the job's budget; each takes the same time, or `clocks`. A job without knobs
     keeps its start setting.
     """
 

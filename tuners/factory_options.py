@@ -109,6 +109,7 @@ def _writable(hint: Any) -> Any:
 
 
 def _words(hint: Any) -> str:
+    """The type of an option in words."""
     if hint is Any:
         return "any value"
     origin = get_origin(hint)

@@ -35,7 +35,6 @@ __all__ = [
     "k_batch_sync",
     "k_sync",
     "named",
-    "names",
     "of_setting",
     "quorum",
     "ssp",
@@ -44,7 +43,7 @@ __all__ = [
 ]
 
 _UNBOUNDED = 2**30  # clocks: more than any worker completes, in an int32
-_DSSP_RANGE = 12  # the bound varies by so many clocks: with s = 3 from 3 to 15 (Zhao et al. 2019)
+_DSSP_RANGE = 12  # clocks by which the bound varies: with s = 3 from 3 to 15 (Zhao et al. 2019)
 
 
 def _first(value: Any, kind: type = np.int32) -> Any:
@@ -127,6 +126,7 @@ def dssp(low: int, high: int) -> SyncPolicy:
 
 
 def _within_dynamic_bound(state: _Dynamic, push: Push) -> tuple[_Dynamic, Decision]:
+    """The decision of `dssp` after a push: Algorithms 1 and 2 of Zhao et al."""
     p, high = push.worker, state.low + state.offers[-1]
     interval = jnp.asarray(state.interval_seconds).at[p].set(push.seconds - state.last_seconds[p])
     last = jnp.asarray(state.last_seconds).at[p].set(push.seconds)
@@ -371,11 +371,6 @@ def _check_size(name: str, size: int) -> None:
         raise ValueError(f"Cannot wait for {size} workers ({name}): give at least 1.")
 
 
-def names() -> tuple[str, ...]:
-    """The names that `Setting.policy` can have."""
-    return POLICIES
-
-
 def of_setting(setting: Setting) -> SyncPolicy:
     """The policy that a setting names, with its bounds. Raises Rejected for an unknown name."""
     return named(setting.policy, setting.staleness, setting.quorum, setting.grace_seconds)
@@ -396,6 +391,6 @@ def named(policy: str, staleness: int, size: int = 0, grace_seconds: float = 0.0
         "quorum": lambda: quorum(size or _UNBOUNDED, grace_seconds),
     }
     if policy not in made:
-        raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(names())}.")
+        raise Rejected(f"Cannot install policy {policy!r}: choose one of {', '.join(POLICIES)}.")
     built: SyncPolicy = made[policy]()
     return built

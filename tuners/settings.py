@@ -11,14 +11,11 @@ import operator
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "BOUNDED",
@@ -119,20 +116,22 @@ class Setting:
     transfer_bits: int = 32  # 16 halves the bytes of pull and push
     options: tuple[tuple[str, Scalar], ...] = ()  # graph options, by name
     learning_rate: float = 0.01
-    momentum: float = 0.0  # heavy ball: v <- momentum v + g, w <- w - learning_rate v
+    # Heavy ball: v <- momentum v + g, w <- w - learning_rate v, where the workload's optimizer is "momentum" (or Nesterov's,
+    # "nesterov"). The others, "sgd" among them, which is the default, have no momentum: this changes nothing.
+    momentum: float = 0.0
     local_steps: int = 1  # mini-batches of a worker between its pull and its push, each applied to its own copy
     node_steps: tuple[tuple[str, int], ...] = ()  # local steps of single workers, by name; the others take `local_steps`
     outer_rate: float = 1.0  # of the servers, for what a worker's local steps have changed
     outer_momentum: float = 0.0  # Nesterov's, with that rate
     placement: str = "range"  # of blocks of embedding tables: consecutive ones together ("range"), or scattered ("hash")
     block_owners: tuple[str, ...] = ()  # the server of each block; () as `placement` and `model_shares` say
-    cache_rows: int = 0  # of embedding tables: each worker keeps copies of so many rows, the most popular ones
-    cache_clocks: int = 0  # and uses a copy for so many mini-batches after the one that pulled it
+    cache_rows: int = 0  # of embedding tables: each worker keeps copies of this number of rows, the most popular ones
+    cache_clocks: int = 0  # mini-batches for which it uses a copy after the one that pulled it
     checkpoint_seconds: float = 0.0  # between two checkpoints of the model; 0: servers have replicas, and need none
-    pull_clocks: int = 1  # a worker pulls once in so many mini-batches, and computes the others on the copy that it has
+    pull_clocks: int = 1  # mini-batches per pull; a worker computes all but the first on the copy that it has
     replicas: int = 1  # servers that hold each hot block of embedding tables: they share its pulls, and all apply its pushes
-    hot_blocks: int = 0  # so many blocks are hot, those that the training data looks up most often (`Job.hottest`)
-    quorum: int = 0  # of the policy "quorum": a round ends some grace after so many pushes; 0: after those of all workers
+    hot_blocks: int = 0  # number of hot blocks, those that the training data looks up most often (`Job.hottest`)
+    quorum: int = 0  # of the policy "quorum": pushes after which a round ends, some grace later; 0: those of all workers
     grace_seconds: float = 0.0  # of the same policy; what comes later is dropped
 
     def __post_init__(self) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 from tuners.settings import (
     OF_CACHES,
-    OF_CHECKPOINTS,
     OF_LOCAL_STEPS,
     OF_NODES,
     OF_PULLS,
@@ -44,7 +43,7 @@ class Space:
 
     A knob is named after the field of `Setting` it sets, or is one of
 
-    * ``worker_count``: the first so many nodes are workers, the others servers;
+    * ``worker_count``: this number of nodes, the first ones, are workers, the others servers;
     * ``role/NODE``: "worker", "server", "both" or "idle";
     * ``load/NODE/DEVICE``: samples on that device (an index) of the node, used where the node is a worker. `Real` knobs are
       weights: the batch of the base is shared out in proportion to them, and a node without a sample is not a worker;
@@ -95,7 +94,11 @@ class Space:
         return any(k.name == name or k.name.startswith(name + "/") for k in self.knobs)
 
     def may_have(self, plain: Mapping[str, Any]) -> bool:
-        """Whether a setting may differ from these `plain` values of fields: one is free, or held at another value."""
+        """Whether a setting may differ from these `plain` values of fields: one is free, or held at another value.
+
+        For instance, workers may skip pulls where it may have `OF_PULLS` of `tuners.settings`, and servers may have
+        checkpoints in place of replicas where it may have `OF_CHECKPOINTS`.
+        """
         return any(self.frees(name) or getattr(self.base, name) != value for name, value in plain.items())
 
     @property
@@ -103,28 +106,6 @@ class Space:
         """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
         another value."""
         return self.may_have(OF_LOCAL_STEPS) or bool(self.base.node_steps)
-
-    @property
-    def takes_checkpoints(self) -> bool:
-        """Whether the servers may have checkpoints in place of replicas: the interval is free, or held at another value."""
-        return self.may_have(OF_CHECKPOINTS)
-
-    @property
-    def skips_pulls(self) -> bool:
-        """Whether workers may compute several mini-batches on one copy of the parameters."""
-        return self.may_have(OF_PULLS)
-
-    @property
-    def replicates(self) -> bool:
-        """Whether several servers may hold a block of embedding tables."""
-        return self.may_have(OF_REPLICAS)
-
-    @property
-    def most_cached_rows(self) -> int:
-        """The most rows of embedding tables of which a worker can keep copies; 0 where no worker keeps any."""
-        knob = self.knob("cache_rows")
-        free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-        return max(self.base.cache_rows, *map(int, free), 0)
 
     @property
     def whole_batch(self) -> int:
@@ -274,6 +255,7 @@ def share_batch(space: Space, setting: Setting, weights: Mapping[str, float] | N
 
 
 def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+    """`setting` with the roles of `values`; other workers or servers than those of the base have equal loads and shares."""
     names = [n.name for n in space.nodes]
     if "worker_count" in values:
         count = int(values["worker_count"])
@@ -293,6 +275,7 @@ def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
 
 
 def _with_shares(space: Space, setting: Setting, values: Mapping[str, Scalar]) -> Setting:
+    """`setting` with the loads, shares, owners of blocks and graph options of `values`."""
     if any(v.startswith("load/") for v in values):
         setting = _with_loads(space, setting, values)
     elif not setting.loads:
@@ -327,6 +310,7 @@ def _with_loads(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
 
 
 def _value(space: Space, name: str, setting: Setting) -> Scalar:
+    """The value of the knob `name` in `setting`."""
     if name == "worker_count":
         return len(setting.workers)
     head, _, rest = name.partition("/")
@@ -397,7 +381,7 @@ def _node_of(knob: Knob) -> str | None:
 
 
 def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
-    """Raise Rejected unless `setting` makes sense by itself on nodes with so many `devices` each."""
+    """Raise Rejected unless `setting` makes sense by itself on nodes that have these numbers of `devices`."""
     _check_roles(setting, devices)
     _check_shares(setting, devices)
     check_values(setting)
@@ -471,6 +455,7 @@ def _check_blocks(setting: Setting) -> None:
 
 
 def _check_rates(setting: Setting) -> None:
+    """Raise Rejected for a rate, momentum or interval that no job can have."""
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
     if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):

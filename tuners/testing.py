@@ -37,7 +37,7 @@ __all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchange
 T = TypeVar("T")
 
 _STANDSTILL = 1000
-"""So many exchanges in a row without any time passing are an error."""
+"""Exchanges in a row without any time passing that are an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +251,7 @@ class _Check:
 def _exchanges(
     tuner: Tuner, system: System, most: int, refuses: Callable[[int, Action[Any]], bool]
 ) -> Generator[Exchanged, None, None]:
+    """The exchanges of a tuner that has begun, see `exchanges`."""
     answer: Any = None
     moved_at, moment = 0, system.now
     for index in range(most):
@@ -305,7 +306,7 @@ def _started(factory: TunerFactory, job: Job) -> Tuner:
     tuner = factory(job)
     if not isinstance(tuner, Generator):
         if isinstance(tuner, Coroutine):
-            tuner.close()  # Python warns of one that nobody has awaited
+            tuner.close()  # Python warns of a coroutine that was not awaited
         _fail(f"{_name(factory)} returns {type(tuner).__name__}, not a generator: {advice(tuner)}.")
     return tuner
 

@@ -104,6 +104,101 @@ class _Branch:
     testing: bool = False  # drops every gradient
 
 
+class _Training:
+    """Trains branches of one job, push by push; random draws and the nodes that are there are the same for all of them."""
+
+    def __init__(self, job: Job, slowness: Mapping[str, float]) -> None:
+        self._job, self._slowness = job, slowness
+        self._names = [n.name for n in job.nodes]
+        self._jitter, self._noise = _draws(job.seed, len(job.nodes))
+        self.left: set[str] = set()  # nodes that have left
+
+    def cycles(self, setting: Setting) -> _Cycles:
+        """The mini-batches under a setting, of the workers that are there."""
+        active = np.array([n in setting.workers and n not in self.left for n in self._names])
+        crowd = max(1.0, len(setting.workers) / max(1, len(setting.servers)))
+        rows = []
+        for node, works in zip(self._job.nodes, active, strict=True):
+            samples, steps = (_samples(setting, node.name), setting.steps_of(node.name)) if works else (0, 0)
+            compute = _SECONDS_PER_SAMPLE * samples * self._slowness.get(node.name, 1.0)
+            pull = self._job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
+            rows.append((samples, steps, compute, pull))
+        return _Cycles(active, *zip(*rows, strict=True))
+
+    def change(self, branch: _Branch, setting: Setting) -> None:
+        """Put a branch under a setting."""
+        if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
+            branch.policy = None  # an installed policy is used until a setting names another
+        branch.setting = setting
+        self.restart(branch)
+
+    def restart(self, branch: _Branch) -> None:
+        """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
+        branch.cycles = self.cycles(branch.setting)
+        active = branch.cycles.active
+        branch.due[:] = np.inf
+        branch.clocks[:] = 0
+        branch.idle_since[:] = branch.seconds
+        if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
+            branch.policy = policies.of_setting(branch.setting)
+        branch.policy_state = branch.policy.init(active) if branch.policy else None
+        for worker in np.flatnonzero(active):
+            self._begin(branch, int(worker))
+
+    def _begin(self, branch: _Branch, worker: int) -> None:
+        branch.pulled[worker] = branch.weights
+        branch.version[worker] = branch.applied
+        branch.waited[worker] = branch.seconds - branch.idle_since[worker]
+        branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
+
+    def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
+        """Compute, pull and push seconds of one mini-batch."""
+        cycles, jitter = branch.cycles, float(self._jitter[worker, branch.done[worker] % _DRAWS])
+        compute = cycles.compute_seconds[worker] * jitter * cycles.steps[worker]
+        pull = cycles.pull_seconds[worker]
+        return compute, pull, pull / 2
+
+    def push(self, branch: _Branch, worker: int) -> tuple[Any, ...]:
+        """One push, at the second when it is due; its values in the order of `Pushes`, after the first one, its time."""
+        draw = branch.done[worker] % _DRAWS
+        compute, pull, push = self._cycle_seconds(branch, worker)
+        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(branch.cycles.samples[worker])
+        loss = _loss(at)
+        staleness = branch.applied - int(branch.version[worker])
+        branch.seconds = float(branch.due[worker])
+        row = (worker, int(branch.done[worker]), compute, pull, push, float(branch.waited[worker]), staleness)
+        branch.done[worker] += 1
+        branch.clocks[worker] += 1
+        branch.due[worker] = np.inf
+        branch.idle_since[worker] = branch.seconds
+        released, accepted = self._decide(branch, worker, staleness, loss)
+        steps = branch.cycles.steps[worker]
+        if accepted and not branch.testing and steps > 1:
+            # All these steps on a quadratic, in closed form; a toy has no outer momentum.
+            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** steps
+            branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
+        elif accepted and not branch.testing:
+            branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
+            branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
+        branch.updates += 1
+        branch.applied += int(accepted)
+        branch.diverged = not loss < _DIVERGED_LOSS
+        for other in np.flatnonzero(released):
+            self._begin(branch, int(other))
+        return (*row, np.nan if self._job.target.metric == "clocks" else loss)
+
+    def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[NDArray[np.bool_], bool]:
+        active = branch.cycles.active
+        waiting = active & ~np.isfinite(branch.due)
+        if branch.policy is None:
+            setting = branch.setting
+            bound = {"bsp": 0, "asp": np.inf}.get(setting.policy, setting.staleness)
+            return waiting & (branch.clocks - branch.clocks[active].min() <= bound), True
+        push = Push(np.int32(worker), branch.clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
+        branch.policy_state, decision = _compiled(branch.policy.decide)(branch.policy_state, push)
+        return np.asarray(decision.release) & active, bool(decision.accept)
+
+
 @dataclass
 class Toy:
     """A system with one job. It can refuse forks, and nodes can leave at given seconds."""
@@ -117,9 +212,7 @@ class Toy:
 
     def __post_init__(self) -> None:
         k, size = len(self.job.nodes), len(_START)
-        self._jitter, self._noise = _draws(self.job.seed, k)
-        self._names = [n.name for n in self.job.nodes]
-        self._left: set[str] = set()
+        self._training = _Training(self.job, self.slowness)
         self._ids = 0
         zeros = np.zeros(k)
         main = _Branch(
@@ -133,10 +226,10 @@ class Toy:
             waited=zeros.copy(),
             done=np.zeros(k, np.int32),
             clocks=np.zeros(k, np.int32),
-            cycles=self._cycles(self.job.start),
+            cycles=self._training.cycles(self.job.start),
         )
         self._branches = {0: main}
-        self._restart(main)
+        self._training.restart(main)
 
     # ---------------------------------------------------------------------------------------------------------- actions
 
@@ -161,12 +254,12 @@ class Toy:
             return Cost(seconds=0.0, stall_seconds=0.0)
         branch.seconds += _CHANGE_SECONDS
         self.now += _CHANGE_SECONDS
-        self._change(branch, setting)
+        self._training.change(branch, setting)
         self._settle()
         return Cost(seconds=_CHANGE_SECONDS, stall_seconds=_CHANGE_SECONDS, steps=("restart",))
 
     def _admitted(self, setting: Setting, branch: _Branch) -> Setting:
-        return admitted(setting, branch.setting, self.job, set(self._names) - self._left)
+        return admitted(setting, branch.setting, self.job, {n.name for n in self.job.nodes} - self._training.left)
 
     def _fork(self, action: Fork) -> int:
         if not self.forks:
@@ -176,7 +269,7 @@ class Toy:
         child = copy.deepcopy(replace(parent, policy=None, policy_state=None))
         child.policy, child.policy_state, child.testing = parent.policy, parent.policy_state, action.testing
         if setting != parent.setting:
-            self._change(child, setting)
+            self._training.change(child, setting)
         self._ids += 1
         self._branches[self._ids] = child
         return self._ids
@@ -193,7 +286,7 @@ class Toy:
         check_no_timers(action.policy)
         check_no_table(action.policy)
         branch.policy = action.policy
-        self._restart(branch)
+        self._training.restart(branch)
 
     def _run(self, action: Run) -> Window:
         branch = branch_of(self._branches, action.branch)
@@ -212,114 +305,26 @@ class Toy:
                 self.status = "budget" if self.now >= self.job.budget_seconds else self.status
                 break
             else:
-                rows.append(self._push(branch, worker, ahead))
+                row = self._training.push(branch, worker)
+                self.now = branch.seconds + ahead
+                rows.append((self.now, *row))
+                self._settle()
                 if branch.updates % _EVALUATE_CLOCKS == 0:
                     seen.append(self._evaluation(branch))
         return self._window(branch, start, rows, seen, events)
 
-    # --------------------------------------------------------------------------------------------------------- training
-
     def _departures(self, branch: _Branch, ahead: float) -> list[NodeEvent]:
         """The nodes that leave before the next push; the other workers restart without them."""
-        if len(self._left) == len(self.leaving):
+        if len(self._training.left) == len(self.leaving):
             return []
         moment = float(np.min(branch.due)) + ahead
-        gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._left]
-        self._left.update(gone)
+        gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._training.left]
+        self._training.left.update(gone)
         for b in self._branches.values() if gone else ():
             workers, servers = ([n for n in m if n not in gone] for m in (b.setting.workers, b.setting.servers))
             b.setting = b.setting.on(tuple(workers), tuple(servers))
-            self._restart(b)
+            self._training.restart(b)
         return [NodeEvent(self.leaving[n], n, "left") for n in gone]
-
-    def _cycles(self, setting: Setting) -> _Cycles:
-        active = np.array([n in setting.workers and n not in self._left for n in self._names])
-        crowd = max(1.0, len(setting.workers) / max(1, len(setting.servers)))
-        rows = []
-        for node, works in zip(self.job.nodes, active, strict=True):
-            samples, steps = (self._samples(setting, node.name), setting.steps_of(node.name)) if works else (0, 0)
-            compute = _SECONDS_PER_SAMPLE * samples * self.slowness.get(node.name, 1.0)
-            pull = self.job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
-            rows.append((samples, steps, compute, pull))
-        return _Cycles(active, *zip(*rows, strict=True))
-
-    def _change(self, branch: _Branch, setting: Setting) -> None:
-        if (setting.policy, setting.staleness) != (branch.setting.policy, branch.setting.staleness):
-            branch.policy = None  # an installed policy is used until a setting names another
-        branch.setting = setting
-        self._restart(branch)
-
-    def _restart(self, branch: _Branch) -> None:
-        """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
-        branch.cycles = self._cycles(branch.setting)
-        active = branch.cycles.active
-        branch.due[:] = np.inf
-        branch.clocks[:] = 0
-        branch.idle_since[:] = branch.seconds
-        if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
-            branch.policy = policies.of_setting(branch.setting)
-        branch.policy_state = branch.policy.init(active) if branch.policy else None
-        for worker in np.flatnonzero(active):
-            self._begin(branch, int(worker))
-
-    def _begin(self, branch: _Branch, worker: int) -> None:
-        branch.pulled[worker] = branch.weights
-        branch.version[worker] = branch.applied
-        branch.waited[worker] = branch.seconds - branch.idle_since[worker]
-        branch.due[worker] = branch.seconds + sum(self._cycle_seconds(branch, worker))
-
-    def _cycle_seconds(self, branch: _Branch, worker: int) -> tuple[float, float, float]:
-        """Compute, pull and push seconds of one mini-batch."""
-        cycles, jitter = branch.cycles, float(self._jitter[worker, branch.done[worker] % _DRAWS])
-        compute = cycles.compute_seconds[worker] * jitter * cycles.steps[worker]
-        pull = cycles.pull_seconds[worker]
-        return compute, pull, pull / 2
-
-    def _samples(self, setting: Setting, name: str) -> int:
-        rows = dict(zip(setting.workers, setting.loads, strict=False))
-        return sum(rows.get(name, (setting.batch_size,)))
-
-    def _push(self, branch: _Branch, worker: int, ahead: float) -> tuple[Any, ...]:
-        """One push, in the order of `Pushes`."""
-        draw = branch.done[worker] % _DRAWS
-        compute, pull, push = self._cycle_seconds(branch, worker)
-        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(branch.cycles.samples[worker])
-        loss = _loss(at)
-        staleness = branch.applied - int(branch.version[worker])
-        branch.seconds = float(branch.due[worker])
-        self.now = branch.seconds + ahead
-        row = (self.now, worker, int(branch.done[worker]), compute, pull, push, float(branch.waited[worker]), staleness)
-        branch.done[worker] += 1
-        branch.clocks[worker] += 1
-        branch.due[worker] = np.inf
-        branch.idle_since[worker] = branch.seconds
-        released, accepted = self._decide(branch, worker, staleness, loss)
-        steps = branch.cycles.steps[worker]
-        if accepted and not branch.testing and steps > 1:
-            # So many steps on a quadratic, in closed form; a toy has no outer momentum.
-            kept = (1.0 - branch.setting.learning_rate * _CURVATURE) ** steps
-            branch.weights = branch.weights - branch.setting.outer_rate * (1.0 - kept) * at
-        elif accepted and not branch.testing:
-            branch.velocity = branch.setting.momentum * branch.velocity + _CURVATURE * at
-            branch.weights = branch.weights - branch.setting.learning_rate * branch.velocity
-        branch.updates += 1
-        branch.applied += int(accepted)
-        branch.diverged = not loss < _DIVERGED_LOSS
-        for other in np.flatnonzero(released):
-            self._begin(branch, int(other))
-        self._settle()
-        return (*row, np.nan if self.job.target.metric == "clocks" else loss)
-
-    def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[NDArray[np.bool_], bool]:
-        active = branch.cycles.active
-        waiting = active & ~np.isfinite(branch.due)
-        if branch.policy is None:
-            setting = branch.setting
-            bound = {"bsp": 0, "asp": np.inf}.get(setting.policy, setting.staleness)
-            return waiting & (branch.clocks - branch.clocks[active].min() <= bound), True
-        push = Push(np.int32(worker), branch.clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
-        branch.policy_state, decision = _compiled(branch.policy.decide)(branch.policy_state, push)
-        return np.asarray(decision.release) & active, bool(decision.accept)
 
     def _evaluation(self, branch: _Branch) -> Evaluation:
         loss = np.nan if self.job.target.metric == "clocks" else _loss(branch.weights)
@@ -344,33 +349,42 @@ class Toy:
         kinds = (np.float64, np.int32, np.int32, *[np.float64] * 4, np.int32, np.float64)
         columns = zip(*rows, strict=True) if rows else ((),) * len(kinds)
         pushes = Pushes(*(np.array(c, kind) for c, kind in zip(columns, kinds, strict=True)))
+        there = [(i, n) for i, n in enumerate(self.job.nodes) if n.name not in self._training.left]
+        numbers = {n.name: i for i, n in there}
         return Window(
             start_seconds=start,
             end_seconds=self.now,
             clocks=len(rows),
             pushes=pushes,
-            workers=tuple(self._worker(branch, name, pushes) for name in branch.setting.workers if name not in self._left),
+            workers=tuple(_worker(branch.setting, w, numbers[w], pushes) for w in branch.setting.workers if w in numbers),
             evaluations=tuple(seen),
             events=tuple(events),
-            nodes=tuple(n for n in self.job.nodes if n.name not in self._left),
+            nodes=tuple(n for _, n in there),
             setting=branch.setting,
             status="diverged" if branch.diverged else self.status,
         )
 
-    def _worker(self, branch: _Branch, name: str, pushes: Pushes) -> WorkerWindow:
-        worker = self._names.index(name)
-        mine = pushes.worker == worker
-        count, compute = int(mine.sum()), float(pushes.compute_seconds[mine].sum())
-        return WorkerWindow(
-            node=name,
-            pushes=count,
-            samples=count * branch.setting.steps_of(self._names[worker]) * self._samples(branch.setting, name),
-            compute_seconds=compute,
-            pull_seconds=float(pushes.pull_seconds[mine].sum()),
-            push_seconds=float(pushes.push_seconds[mine].sum()),
-            wait_seconds=float(pushes.wait_seconds[mine].sum()),
-            device_seconds=(compute / max(count, 1),),
-        )
+
+def _worker(setting: Setting, name: str, number: int, pushes: Pushes) -> WorkerWindow:
+    """What the node `name`, which has this number, did in `pushes`."""
+    mine = pushes.worker == number
+    count, compute = int(mine.sum()), float(pushes.compute_seconds[mine].sum())
+    return WorkerWindow(
+        node=name,
+        pushes=count,
+        samples=count * setting.steps_of(name) * _samples(setting, name),
+        compute_seconds=compute,
+        pull_seconds=float(pushes.pull_seconds[mine].sum()),
+        push_seconds=float(pushes.push_seconds[mine].sum()),
+        wait_seconds=float(pushes.wait_seconds[mine].sum()),
+        device_seconds=(compute / max(count, 1),),
+    )
+
+
+def _samples(setting: Setting, name: str) -> int:
+    """In one mini-batch of that worker."""
+    rows = dict(zip(setting.workers, setting.loads, strict=False))
+    return sum(rows.get(name, (setting.batch_size,)))
 
 
 @lru_cache(maxsize=16)
@@ -424,6 +438,7 @@ def toys() -> dict[str, Callable[[int], Toy]]:
 
 
 def _job(name: str, seed: int, knobs: tuple[Knob, ...], target: Target | None = None, policy: str = "asp") -> Job:
+    """A job on five equal nodes, three workers and two servers, with these knobs."""
     nodes = tuple(Node(f"n{i}", "toy", 2, ("cpu",), 1e6, 1e9) for i in range(5))
     start = Setting(workers=("n0", "n1", "n2"), servers=("n3", "n4"), batch_size=4, learning_rate=0.01, policy=policy)
     space = Space(start, nodes, knobs)

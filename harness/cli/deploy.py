@@ -18,6 +18,7 @@ from harness.machine import cores
 
 if TYPE_CHECKING:
     from harness.live.deploy.contest import LiveContest
+    from harness.live.deploy.deployment import Deployment
     from harness.scenario import Scenario
 
 __all__ = ["add_deploy"]
@@ -101,11 +102,9 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.contest import check_contest
-    from harness.live.deploy.deployment import Deployment, Interrupted, deploy, described, simulated
+    from harness.live.deploy.deployment import Interrupted, deploy, described, simulated
     from harness.live.deploy.job_folder import exchanges_of
-    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
-    from tuners import resolve_contestant
 
     _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
@@ -114,22 +113,7 @@ def _deploy(options: argparse.Namespace) -> int:
     if contest is not None:
         check_contest(contest)
     scenario = load(options.scenario)
-    tuner = (
-        options.tuner
-        or (contest.tuners[0] if contest else "")
-        or (_winner(options.source, scenario) if options.source else "fixed")
-    )
-    wanted = Deployment(
-        scenario=scenario,
-        entry=resolve_contestant(tuner),
-        seed=options.seed,
-        out=contest.out if contest else options.out or Path("deployed") / scenario.name,
-        address=options.address,
-        resume=options.resume,
-        insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
-        emulate=options.emulate,
-    )
+    wanted = _deployment_of(options, scenario, contest)
     # Ray execs right after it forks, so that locks which other threads held cannot block the child.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     console = terminal()
@@ -155,6 +139,30 @@ def _deploy(options: argparse.Namespace) -> int:
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
+
+
+def _deployment_of(options: argparse.Namespace, scenario: Scenario, contest: LiveContest | None) -> Deployment:
+    """The one job to run, or the first job of a `contest`. Raises ValueError for a tuner that does not exist."""
+    from harness.live.deploy.deployment import Deployment
+    from harness.live.driver.repairs.standstill import Limits
+    from tuners import resolve_contestant
+
+    tuner = (
+        options.tuner
+        or (contest.tuners[0] if contest else "")
+        or (_winner(options.source, scenario) if options.source else "fixed")
+    )
+    return Deployment(
+        scenario=scenario,
+        entry=resolve_contestant(tuner),
+        seed=options.seed,
+        out=contest.out if contest else options.out or Path("deployed") / scenario.name,
+        address=options.address,
+        resume=options.resume,
+        insecure=options.insecure,
+        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
+        emulate=options.emulate,
+    )
 
 
 def _check(options: argparse.Namespace) -> None:

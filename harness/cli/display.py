@@ -129,6 +129,8 @@ class _Lines:
         elif isinstance(event, Finished):
             self._finished += 1
             self.errors += event.done.status == "error"
+            if event.done.status == "not applicable":
+                return  # nothing was run: with all tuners that is most lines, and the answer names these with the reason
             text = f"{self._finished}/{self._all}  {_name(event.run)}: {_ending(event)}"
             self._console.print(escape(text), highlight=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.cli.parsing import out_folder
 
-__all__ = ["add_new", "files_of"]
+__all__ = ["add_new"]
 
 _ABOUT = """\
 Write a folder with a tuner that runs, its test, and a pyproject.toml that registers it by its
@@ -47,10 +47,10 @@ def _new(options: argparse.Namespace) -> int:
         out.mkdir(parents=True)
     except OSError as error:
         raise ValueError(f"Cannot write {out}: {error.strerror}. Name another folder with --out.") from None
-    for path, text in files_of(name).items():
+    for path, text in _files_of(name).items():
         (out / path).write_text(text, encoding="utf-8")
     for line in (
-        f"Written to {out}: {', '.join(files_of(name))}. Next, in that folder:",
+        f"Written to {out}: {', '.join(_files_of(name))}. Next, in that folder:",
         f"  harness compare --quick --tuners fixed,{name}:{name}",
         f"  harness play digits {name}:{name}",
         "  pytest",
@@ -60,7 +60,7 @@ def _new(options: argparse.Namespace) -> int:
     return 0
 
 
-def files_of(name: str) -> dict[str, str]:
+def _files_of(name: str) -> dict[str, str]:
     """The files of a new tuner, by name."""
     return {
         f"{name}.py": _TUNER.replace("NAME", name),

@@ -174,7 +174,7 @@ def _short(value: Any) -> str:
 
 
 def _answer_words(answer: Any, before: Setting, digits: int) -> str:
-    """The answer, with so many `digits` of seconds after the point."""
+    """The answer, with `digits` digits of its seconds after the point."""
     from tuners.actions import Cost, Evaluation, GradientNoise, Rejected, Window
 
     if isinstance(answer, Rejected):

@@ -57,6 +57,7 @@ def _import_reports() -> None:
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:
     """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the
     folder of that name in `out`."""
+    from harness.cli.display import stages
     from reports.fidelity import live
     from reports.output import terminal
     from reports.pages import page
@@ -69,7 +70,9 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
     if (beside := live.simulated_of(out, simulated)) is not None:
         for table in live.beside_tables(results, beside):
             console.print(table)
-    console.print(f"The page: {page.write(out, simulated, table=summed)}", highlight=False, soft_wrap=True)
+    with stages("Writing the page"):  # of fifty scenarios, some minutes
+        written = page.write(out, simulated, table=summed)
+    console.print(f"The page: {written}", highlight=False, soft_wrap=True)
 
 
 def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:

@@ -180,7 +180,7 @@ def comparison_in(folder: Path, *, temporary: bool = False) -> Comparison:
 
 
 def temporary_folder() -> Path:
-    """A new folder for results that nobody has named a folder for."""
+    """A new folder for results, where the caller has named none."""
     return Path(tempfile.mkdtemp(prefix="harness-"))
 
 

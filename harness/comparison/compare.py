@@ -86,7 +86,7 @@ def compare(
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
     `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. JAX
     computes on `device` (cpu, cuda, rocm, tpu); results on another device may differ in a gradient's last digit. With
-    `record`, every run also writes a trace. Each scenario is also played under so many `calibration_draws`, draws of its
+    `record`, every run also writes a trace. Each scenario is also played under `calibration_draws` draws of its
     calibrated constants, on the same seeds. `watch` is called with every event. `system` names a function of (scenario,
     seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
     before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder

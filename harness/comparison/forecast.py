@@ -28,18 +28,17 @@ class Standing:
 
 
 class Forecast:
-    """Is told every event of a comparison, with the host's clock, and says what is to be expected."""
+    """Takes every event of a comparison, with the host's clock, and forecasts the rest."""
 
     def __init__(self) -> None:
         self._left: set[RunKey] = set()
         self._contestants: tuple[str, ...] = ()
         self._since: dict[RunKey, float] = {}  # when a run in progress was first heard of, on the host's clock
-        self._budgets: dict[str, float] = {}
         self._wall: dict[tuple[str, str], list[float]] = defaultdict(list)  # host seconds, by scenario and tuner
         self._done: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)  # completion, target reached
 
     def add(self, event: Planned | Underway | Finished, now: float) -> None:
-        """Note an event that was told at `now`, in seconds of any steady clock."""
+        """Note an event that came at `now`, in seconds of any steady clock."""
         if isinstance(event, Planned):
             self._left, self._contestants = set(event.left), event.contestants
         elif isinstance(event, Underway):

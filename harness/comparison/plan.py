@@ -89,7 +89,7 @@ def planned(
 
 
 def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
-    """The scenario under each of so many draws of its calibrated constants. Raises ValueError where it has none."""
+    """The scenario under each of `count` draws of its calibrated constants. Raises ValueError where it has none."""
     if scenario.draw:
         raise ValueError(f"Cannot draw constants of {scenario.name!r}: it is a draw itself. Name the scenario without one.")
     for number in range(1, count + 1):

@@ -53,7 +53,7 @@ class Task:
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
     pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
-    limit_seconds: float = math.inf  # of simulated time, beyond which nobody wants to know how long the run takes
+    limit_seconds: float = math.inf  # of simulated time, after which the run may stop: a longer one cannot be the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ def _exit_with_parent() -> None:
 
 
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
+    """Make one run and write its files; `send` gets its progress. A run that cannot be set up is a row with the reason."""
     from harness.drive import play
     from harness.machine import described
     from harness.record import play_recorded
@@ -172,7 +173,7 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = 
 
 
 class _LimitPassedError(Exception):
-    """A run has gone on for longer than anybody wants to know. Takes the finished reason."""
+    """A run has passed its limit: it cannot be the best. Takes the finished reason."""
 
 
 class _Watch:

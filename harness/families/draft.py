@@ -33,7 +33,7 @@ class Draft:
     pushes: int  # of the fastest reference setting in the reference run
     seeds: int = 1  # of the reference run: 1 or 3
     slack: float  # budget over the time of the best reference setting
-    margin: float  # the start takes at least so many times as long as the best reference setting, or costs as much
+    margin: float  # least time, or cost, of the start over that of the best reference setting
 
 
 @dataclass(frozen=True, slots=True)

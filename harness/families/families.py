@@ -12,9 +12,9 @@ from harness.families.draft import Draft
 from harness.families.lot import Lot
 from tuners.near_names import near_names
 
-__all__ = ["FAMILIES", "LAST", "Family", "audience", "member_name", "members", "parse_name", "single"]
+__all__ = ["FAMILIES", "Family", "audience", "member_name", "members", "parse_name", "single"]
 
-LAST = 999_999
+_LAST = 999_999
 """The largest index of a member."""
 
 
@@ -93,9 +93,9 @@ def members(text: str) -> list[str]:
         raise ValueError(f"Cannot draw all members of {family!r}: say which, as in {family}[0:20].")
     first = int(found[2])
     after = first + 1 if found[3] is None else int(found[3])
-    if not 0 <= first < after <= LAST + 1:
+    if not 0 <= first < after <= _LAST + 1:
         raise ValueError(
-            f"Cannot draw {text!r}: members are numbered from 0 to {LAST}, and the first comes before the last."
+            f"Cannot draw {text!r}: members are numbered from 0 to {_LAST}, and the first comes before the last."
         )
     return [member_name(family, i) for i in range(first, after)]
 

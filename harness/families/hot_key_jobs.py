@@ -32,7 +32,7 @@ def hotkeys(lot: Lot) -> Draft:
     largest, exponent = lot.among((16_384, 32_768, 65_536)), lot.share(0.75, 1.15)
     rows = sum(largest >> i for i in range(_TABLES))
     touched = _touched(largest, exponent)
-    # All workers together ask so many times the bytes that all servers can send, if the work is divided evenly.
+    # `load`: the bytes that all workers together ask for, over those that servers can send if they divide the work evenly.
     load, compute = lot.log(0.5, 4.0), lot.log(0.1, 0.6)
     row_bytes = rounded(load * compute * count * profile(server_type).nic_bytes_per_second / (workers * touched.sum()))
     servers, names = [f"s{i}" for i in range(count)], [*(f"s{i}" for i in range(count)), *(["b0"] if spare else [])]

@@ -1,4 +1,4 @@
-"""What families have in common: machines, their troubles, and how long a mini-batch about takes on them."""
+"""What families have in common: machines, their troubles, and about how long a mini-batch takes on them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def drawn_machines(lot: Lot, counts: Sequence[int], kinds: Sequence[str] = _TYPE
 def drawn_demand(
     lot: Lot, machines: Machines, cycle_seconds: float, batch: int, ratio: tuple[float, float] = (0.33, 10.0)
 ) -> dict[str, float]:
-    """A job whose mini-batch of `batch` about takes `cycle_seconds` on the first machine: computing, a pull and a push.
+    """A job whose mini-batch of `batch` takes about `cycle_seconds` on the first machine: computing, a pull and a push.
 
     `ratio` is the range of the time to compute over the time to transfer: from a third to ten.
     """
@@ -112,7 +112,7 @@ def stragglers(lot: Lot, workers: Sequence[str], compute_seconds: float, most: f
 
 
 def episodes(lot: Lot, nodes: Sequence[str], span_seconds: float) -> list[dict[str, Any]]:
-    """Slow episodes that repeat, of some nodes, in a job that about takes `span_seconds`."""
+    """Slow episodes that repeat, of some nodes, in a job that takes about `span_seconds`."""
     low, high = fitted()["episode_share"]
     found = []
     for node in lot.some(nodes, lot.whole(1, max(1, len(nodes) // 3))):

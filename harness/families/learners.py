@@ -14,7 +14,6 @@ from harness.families.ingredients import Machines, drawn_demand, mini_batch_seco
 from harness.families.lot import Lot, rounded
 
 __all__ = [
-    "LEARNING_JOBS",
     "PUSHES",
     "SMALL",
     "LearningJob",
@@ -44,7 +43,7 @@ class LearningJob:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-LEARNING_JOBS = {
+_LEARNING_JOBS = {
     "logistic": LearningJob("digits-logistic", "Softmax regression on digits", 0.1),
     "svm": LearningJob("digits-svm", "A linear SVM on digits", 0.03),
     "mlp": LearningJob("digits-mlp", "A perceptron on digits", 0.1),
@@ -58,7 +57,7 @@ LEARNING_JOBS = {
 def drawn_job(lot: Lot, kinds: tuple[str, ...]) -> LearningJob:
     """A workload and its data; how much hardware it needs is drawn for the machines, by `drawn_workload`."""
     kind = lot.among(kinds)
-    made = LEARNING_JOBS[kind]
+    made = _LEARNING_JOBS[kind]
     overrides: dict[str, Any] = {}
     if kind == "mlp":
         overrides["hidden"] = lot.among(([64], [128], [256], [64, 64]))
@@ -77,7 +76,7 @@ def drawn_workload(
     skew: float,
     ratio: tuple[float, float] = (0.33, 10.0),
 ) -> dict[str, Any]:
-    """The workload, so large that the reference run about takes 600 to 3,000 s; with probability `skew`, data is skewed.
+    """The workload, so large that the reference run takes about 600 to 3,000 s; with probability `skew`, data is skewed.
 
     `ratio` is the range of the time to compute over the time to transfer.
     """
@@ -102,9 +101,9 @@ def poor_rate(lot: Lot, job: LearningJob) -> float:
     return rounded(job.rate * (lot.log(5.0, 15.0) if lot.chance(0.75) else lot.log(0.1, 0.5)))
 
 
-def good_rates(job: LearningJob, low: float = 0.1, high: float = 10.0) -> tuple[float, ...]:
-    """Rates to try, from `low` to `high` times the rate that works."""
-    return tuple(rounded(job.rate * f) for f in (0.1, 0.3, 1.0, 3.0, 10.0) if low <= f <= high)
+def good_rates(job: LearningJob) -> tuple[float, ...]:
+    """Rates to try, from a tenth to ten times the rate that works."""
+    return tuple(rounded(job.rate * f) for f in (0.1, 0.3, 1.0, 3.0, 10.0))
 
 
 def compute_seconds(workload: Mapping[str, Any], machines: Machines, batch: int) -> float:

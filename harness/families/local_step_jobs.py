@@ -29,7 +29,7 @@ def localsteps(lot: Lot) -> Draft:
     workload["overrides"]["aggregation"] = "mean"
     conditions: dict[str, Any] = {"jitter": jitter(lot)}
     if lot.chance(0.5):
-        # Slow enough to be slow beside transfers, too.
+        # Slow enough to be slow also compared with transfers.
         compute = 4 * compute_seconds(workload, machines, job.batch)
         conditions["stragglers"] = stragglers(lot, machines.names[:count], compute, most=0.4)
     start: dict[str, Any] = {

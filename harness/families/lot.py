@@ -39,14 +39,14 @@ class Lot:
         return options[self.whole(0, len(options) - 1)]
 
     def some(self, options: Sequence[T], count: int) -> tuple[T, ...]:
-        """So many of `options`, each at most once, in their order."""
+        """`count` of `options`, each at most once, in their order."""
         left = list(range(len(options)))
         drawn = [left.pop(self.whole(0, len(left) - 1)) for _ in range(min(count, len(options)))]
         return tuple(options[i] for i in sorted(drawn))
 
 
 def rounded(value: float, digits: int = 2, *, up: bool | None = None) -> float:
-    """`value` with so many significant digits, to the nearest, or up or down; exact in decimal, so that files are short."""
+    """`value` with `digits` significant digits, to the nearest, or up or down; exact in decimal: files are short."""
     if value == 0 or not math.isfinite(value):
         return value
     places = digits - 1 - math.floor(math.log10(abs(value)))

@@ -29,7 +29,7 @@ def preempted(lot: Lot) -> Draft:
 
 
 def _losses(lot: Lot, every_seconds: float, span: float, **which: Any) -> dict[str, Any]:
-    """Losses of machines each of which is lost so often, in a job that about takes `span` seconds."""
+    """Losses at which each machine is lost this often, in a job that takes about `span` seconds."""
     return which | {
         "every_seconds": rounded(every_seconds),
         "together": lot.among((1.0, fitted()["nodes_per_loss"], 2.5)),
@@ -39,6 +39,7 @@ def _losses(lot: Lot, every_seconds: float, span: float, **which: Any) -> dict[s
 
 
 def _rented(lot: Lot) -> Draft:
+    """Spot instances that are lost, and machines on demand: which of them are workers or servers is free."""
     job = drawn_job(lot, _JOBS)
     kind, spot, steady = lot.among(_PRICED), lot.among((6, 9, 12)), lot.among((3, 4, 6))
     usd = profile(kind).usd_per_hour or 0.0
@@ -101,6 +102,7 @@ def _roles(job: LearningJob, spots: list[str], steadies: list[str], free: dict[s
 
 
 def _checkpointed(lot: Lot) -> Draft:
+    """Servers without replicas that fail: the interval of checkpoints is free."""
     job = drawn_job(lot, _JOBS)
     workers, servers, kind = lot.among((6, 8, 12)), lot.among((2, 4, 6)), lot.among(_PRICED)
     machines = Machines((kind,) * (workers + servers))

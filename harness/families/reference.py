@@ -1,7 +1,7 @@
 """The reference run of a member, and the rule by which it sets target and budget.
 
 The member is played under each of its reference settings, on one or three seeds that no comparison uses, with no target and
-no end, until the fastest of them has made so many pushes. Then
+no end, until the fastest of them has made a given number of pushes. Then
 
 * jobs that learn: the target asks for 98 % of the best improvement that any of them has made on the validation set, on the
   seed where that is least, rounded to the side that is easier to reach. The reference time is that of the setting that
@@ -12,8 +12,8 @@ no end, until the fastest of them has made so many pushes. Then
 
 The budget is `slack` times the reference time, rounded up. A draw is accepted if something is learned in the reference run,
 if its target is not reached in the first fifth of it, and if its start has not reached the target after `margin` times the
-reference time, or cost (of three seeds, on two). Else the member is drawn again. So a good setting reaches the target well
-within the budget, and the start reaches it late or not at all, or is expensive.
+reference time, or cost (of three seeds, on two). Otherwise the member is drawn again. So a good setting reaches the target
+well within the budget, and the start reaches it late or not at all, or is expensive.
 
 Target and budget are rounded coarsely, because processors differ in the last digits of what a model learns.
 

@@ -31,7 +31,7 @@ _EQUAL = ("m4.large", "m4.xlarge", "r4.xlarge", "r4.4xlarge", "server-16core", "
 
 
 def _drawn_demand(lot: Lot, machines: Machines, workers: int, batch: int) -> dict[str, float]:
-    """A job for about so many workers whose reference run takes 900 to 3,600 s; some push less than they pull."""
+    """A job for about `workers`, whose reference run takes 900 to 3,600 s; some push less than they pull."""
     demand = drawn_demand(lot, machines, lot.log(900.0, 3600.0) * workers / _PUSHES, batch)
     return demand if lot.chance(0.7) else demand | {"push_bytes": rounded(demand["model_bytes"] / 10)}
 
@@ -54,6 +54,7 @@ def _troubles(lot: Lot, names: tuple[str, ...], compute_seconds: float) -> dict[
 
 
 def _split(lot: Lot) -> Draft:
+    """Equal machines: the number of workers is free."""
     machines, batch = drawn_machines(lot, (8, 12, 16, 24, 32), _EQUAL, mixed=0.0), 1000
     k, demand = len(machines.types), _drawn_demand(lot, machines, len(machines.types) // 2, batch)
     count = lot.whole(max(1, k // 8), k // 3) if lot.chance(0.6) else lot.whole(k - max(1, k // 6), k - 1)
@@ -76,6 +77,7 @@ def _split(lot: Lot) -> Draft:
 
 
 def _roles(lot: Lot) -> Draft:
+    """Machines of two types: the role of each is free."""
     machines, batch = drawn_machines(lot, (6, 8, 10, 12, 16), _EQUAL, mixed=1.0), 1000
     k, names, demand = len(machines.types), machines.names, _drawn_demand(lot, machines, len(machines.types) // 2, batch)
     workers = lot.some(range(k), lot.whole(1, k - 1))
@@ -118,6 +120,7 @@ def _by_speed(machines: Machines, nodes: range) -> tuple[dict[str, Scalar], ...]
 
 
 def _loads(lot: Lot) -> Draft:
+    """Machines of two types: roles, and the samples of every device, are free."""
     kinds = ("c4.2xlarge", "c4.4xlarge", "c4.8xlarge", "m4.large", "m4.xlarge", "server-16core")
     machines = drawn_machines(lot, (4, 6, 8, 10), kinds, mixed=1.0)
     k, names, batch = len(machines.types), machines.names, lot.among((64, 256, 1024))
@@ -161,7 +164,7 @@ def elastic(lot: Lot) -> Draft:
     """One member of `elastic`."""
     machines, batch = drawn_machines(lot, (8, 10, 12, 16), _EQUAL, mixed=0.4), 1000
     k, names, demand = len(machines.types), machines.names, _drawn_demand(lot, machines, len(machines.types) // 2, batch)
-    late = lot.whole(0, k // 3)  # so many join later
+    late = lot.whole(0, k // 3)  # number of workers that join later
     here = k - late
     workers = lot.some(range(here), lot.whole(1, here - 1))
     span = 2 * _PUSHES * mini_batch_seconds(machines, range(here), demand, batch) / here

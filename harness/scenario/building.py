@@ -91,19 +91,22 @@ def scenario(
         raise ValueError(f"Cannot name a scenario {named!r}: it becomes a file's name, so it has no / and no leading dot.")
     tables: dict[str, Any] = tomllib.loads(found.text) if found else {"summary": named}
     tables |= {} if summary is None else {"summary": summary}
-    for table, keys in changes.items():
-        if not isinstance(keys, Mapping):
-            raise ValueError(f"Cannot read {table}={keys!r}: give a dictionary of keys, as in [{table}] of a file.")  # noqa: TRY004
-        present = tables.get(table, {})
-        for key in (key for key, value in keys.items() if value is None and key not in present):
-            _check_can_be_removed(table, key)
-        tables[table] = {key: value for key, value in {**present, **keys}.items() if value is not None}
+    tables |= {table: _changed(table, tables.get(table, {}), keys) for table, keys in changes.items()}
     folder = found.origin.parent if found else Path()
     origin = folder / f"harness.scenario({named!r})"  # no file; relative paths start at its folder
     try:
         return parse(_toml(tables), name=named, origin=origin)
     except ValueError as error:
         raise ValueError(str(error).replace(str(origin), origin.name)) from None
+
+
+def _changed(table: str, present: Table, keys: Any) -> dict[str, Any]:
+    """A table with these keys set, and without those that are None. Raises ValueError for what is no table of keys."""
+    if not isinstance(keys, Mapping):
+        raise ValueError(f"Cannot read {table}={keys!r}: give a dictionary of keys, as in [{table}] of a file.")  # noqa: TRY004
+    for key in (key for key, value in keys.items() if value is None and key not in present):
+        _check_can_be_removed(table, key)
+    return {key: value for key, value in {**present, **keys}.items() if value is not None}
 
 
 def _check_can_be_removed(table: str, key: str) -> None:

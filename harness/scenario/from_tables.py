@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from harness.scenario.description import Scenario
-from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, Tables, TargetTable, WorkloadTable
+from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, StartTable, Tables, TargetTable, WorkloadTable
 from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.workloads.catalogue import load_workloads, usual_values, workload, workloads
+from simulators.engine.limits import check_learning, check_links
+from simulators.workloads.catalogue import gradients_of, load_workloads, usual_values, workload, workloads
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Setting, Space, Target
 from tuners.near_names import near_names
@@ -29,6 +30,7 @@ from tuners.space import check_values
 __all__ = [
     "at_table",
     "check_calibrated",
+    "check_engine",
     "check_prices",
     "check_start",
     "cluster_of",
@@ -186,13 +188,50 @@ def usual_values_of(scenario: Scenario) -> tuple[int, float]:
     return usual_values(table.name, table.overrides, data, own_workloads(table, scenario.origin, scenario.draw))
 
 
-def check_start(space: Space) -> None:
-    """Raise ValueError where a job of this space cannot begin."""
+def check_start(space: Space, table: StartTable | None = None) -> None:
+    """Raise ValueError where a job of this space cannot begin; where `table` is given, with the key that it lacks."""
     try:
         space.check(space.base)
     except Rejected as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"{error}{'' if table is None else _unsaid(space, table)}") from None
     _check_policy(space.base.policy)
+
+
+def check_engine(scenario: Scenario, space: Space) -> None:
+    """Raise ValueError, with the table in brackets, for what no run computes: links that the start cannot share by the
+    cluster's discipline, and gradients that the workload's optimizer cannot apply under the knobs of `space`."""
+    table, cluster, start, origin = scenario.workload, scenario.cluster, space.base, scenario.origin
+    found = gradients_of(table.name, table.overrides, own_workloads(table, origin, scenario.draw))
+    tables = found is not None and found[2]
+    overlap, buckets = not set(start.workers).isdisjoint(start.servers), bool(scenario.conditions.buckets)
+
+    def links() -> None:
+        check_links(cluster.discipline, cluster.control_queue, overlap=overlap, buckets=buckets, tables=tables)
+
+    def learning() -> None:
+        if found is not None:
+            check_learning(found[0], found[1], space, tables=tables)
+
+    for name, check in (("cluster", links), ("workload", learning)):
+        try:
+            check()
+        except Rejected as error:
+            raise ValueError(f"{origin}: [{name}] {error}") from None
+
+
+def _unsaid(space: Space, table: StartTable) -> str:
+    """A sentence about the first free knob whose range does not contain the start, if the file does not say that start."""
+    defaults = StartTable()
+    for knob in space.knobs:
+        given = getattr(table, knob.name, "")
+        if (
+            knob.name in _PLAIN_FIELDS
+            and given == getattr(defaults, knob.name)
+            and not knob.contains(getattr(space.base, knob.name))
+        ):
+            whose = "the workload's value" if given is None else "the default"
+            return f" [start] does not give {knob.name}, and so {whose} counts: give one that the range contains."
+    return ""
 
 
 def _check_policy(name: str) -> None:

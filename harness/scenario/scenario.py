@@ -25,6 +25,7 @@ from harness.scenario.description import Scenario
 from harness.scenario.from_tables import (
     at_table,
     check_calibrated,
+    check_engine,
     check_prices,
     check_start,
     cluster_of,
@@ -87,8 +88,9 @@ def matching(name: str) -> list[str]:
 def load(name_or_path: str | Path) -> Scenario:
     """Load the embedded scenario of that name, or the file at that path. Raises ValueError, which says what is wrong.
 
-    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``. A member
-    of a family is loaded by ``drawn:learning[7]``; see `harness.families`.
+    Text in brackets after the name replaces lines of the file, as in ``boat-c-speechnet[global_batch_size=8192]``; where
+    several tables have the key, with its table: ``digits[start.policy=asp]``. A member of a family is loaded by
+    ``drawn:learning[7]``; see `harness.families`.
     """
     source, colon, which = str(name_or_path).partition(":")
     if colon and source in _ELSEWHERE:
@@ -120,7 +122,7 @@ def _elsewhere(source: str) -> Callable[[str], tuple[str, str]]:
 
 
 def _replaced(text: str, change: str, origin: Path) -> str:
-    """Replace the value on the only line that begins with a key, as `change` ("key=value") says."""
+    """Replace the value on the only line that begins with a key, as `change` ("key=value", "table.key=value") says."""
     key, equals, value = (part.strip() for part in change.partition("="))
     if not (key and equals and value):
         raise ValueError(f"{origin}: cannot change {change!r}: write key=value.")
@@ -128,13 +130,29 @@ def _replaced(text: str, change: str, origin: Path) -> str:
         tomllib.loads(f"x = {value}")
     except tomllib.TOMLDecodeError:
         value = json.dumps(value, ensure_ascii=False)  # a word, which a shell has stripped of its quotes
-    changed, found = re.subn(rf"(?m)^{re.escape(key)} *=.*$", lambda _: f"{key} = {value}", text)
+    table, _, plain = key.rpartition(".")
+    begins = re.compile(rf"{re.escape(plain)} *=")
+    lines, inside, found = text.splitlines(keepends=True), "", dict[int, str]()
+    for number, line in enumerate(lines):
+        if header := re.match(r"\[+([^\]]+)\]", line):
+            inside = header[1].strip()
+        elif begins.match(line) and (not table or table == inside):
+            found[number] = inside
     if not found:
         keys = dict.fromkeys(re.findall(r"(?m)^([\w-]+) *=", text))
-        raise ValueError(f"{origin}: cannot change {change!r}: no line begins with {key!r}; {near_names(key, keys)}")
-    if found > 1:
-        raise ValueError(f"{origin}: cannot change {change!r}: {found} lines begin with {key!r}; edit a copy of the file.")
-    return changed
+        where = f" in [{table}]" if table else ""
+        raise ValueError(
+            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near_names(plain, keys)}"
+        )
+    if len(found) > 1:
+        ways = " or ".join(f"{inside}.{plain}=..." for inside in dict.fromkeys(found.values()) if inside and not table)
+        way = f"write {ways}, or " if ways else ""
+        raise ValueError(
+            f"{origin}: cannot change {change!r}: {len(found)} lines begin with {plain!r}; {way}edit a copy of the file."
+        )
+    ((number, _),) = found.items()
+    lines[number] = f"{plain} = {value}\n"
+    return "".join(lines)
 
 
 def parse(text: str, *, name: str, origin: Path) -> Scenario:
@@ -179,7 +197,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     at_table(origin, "workload", lambda: usual_values_of(made))
     at_table(origin, "start", lambda: start_of(made))
     space = at_table(origin, "free", lambda: space_of(made, None))
-    at_table(origin, "start", lambda: check_start(space))
+    at_table(origin, "start", lambda: check_start(space, made.start))
+    check_engine(made, space)
     return made
 
 
@@ -240,6 +259,7 @@ def system(scenario: Scenario, seed: int, start: Setting | None = None) -> Syste
 
 
 def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobSpec:
+    """What a simulated system needs to begin the job."""
     from simulators.jobs import JobSpec
 
     return JobSpec(
@@ -263,7 +283,8 @@ def show(scenario: Scenario) -> str:
     """The scenario's file under a comment that explains its names. The result is a scenario file itself."""
     if scenario.recorded is not None:
         return scenario_recorded.show(scenario, scenario.recorded)
-    # Imported here, because only this needs the figures.
+    # Imported here, because only this needs the figures, and JAX.
+    from simulators.engine.optimizers import WITH_MOMENTUM
     from simulators.workloads.references import told
 
     made = workload_of(scenario) if scenario.workload.data is None else None
@@ -283,9 +304,12 @@ def show(scenario: Scenario) -> str:
         start = start_of(scenario)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
-    if known := told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables):
-        said.append(f"target: {scenario.target.metric} {scenario.target.value:g}; on this data: {known}")
+    known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
+    within = f"target: {scenario.target.metric} {scenario.target.value:g} within {scenario.budget.seconds:g} s"
+    said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
+    if made is not None and "momentum" in families and made.optimizer not in WITH_MOMENTUM:
+        families = dict.fromkeys(f"{f} (no effect: {made.optimizer} has none)" if f == "momentum" else f for f in families)
     said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text

@@ -136,7 +136,7 @@ class TargetTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     metric: Literal["accuracy", "loss", "clocks", "samples"]
     value: float
-    by_share: bool = False  # clocks or samples: every worker has to do its data share of them, and nobody does another's
+    by_share: bool = False  # clocks or samples: every worker has to do its own data share of them
     check_clocks: _Count = 50  # pushes between two validations
     minimise: Literal["seconds", "usd"] = "seconds"  # "usd": the winner is the cheapest run that ends within the budget
 
@@ -180,7 +180,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[costs] of a scenario of recorded runs."""
 
-    # From one recorded run to another; nobody trains meanwhile. Without it: the median stall of the recorded
+    # From one recorded run to another; no worker trains meanwhile. Without it: the median stall of the recorded
     # reconfigurations of these runs, or 0 if none was recorded.
     restart_seconds: _Amount | None = None
 

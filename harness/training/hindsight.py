@@ -37,7 +37,7 @@ from traces.store import write_bytes
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, decided, mode_values, rule_network
-from tuners.rlp.sight import JOB, WORKER, Sight, features, first_sight, seen
+from tuners.rlp.features import JOB, WORKER, PushStatistics, counted, features, no_statistics
 
 __all__ = ["RULE", "HindsightPlan", "InstancePlayed", "Judged", "RunSpans", "fitted", "judged", "learn", "log_ratio"]
 
@@ -89,7 +89,7 @@ class RunSpans(NamedTuple):
 class _Recorder(NamedTuple):
     network: PooledNetwork
     mode: Array  # index into `MODES`; -1: the network chooses
-    sight: Sight
+    statistics: PushStatistics
     spans: RunSpans
     number: Array  # int32: pushes so far
 
@@ -200,7 +200,7 @@ def _recorded(one: Judged, network: PooledNetwork, mode: int, limit: float) -> t
             jnp.zeros((spans, nodes), bool),
             jnp.zeros(spans, jnp.float32),
         )
-        return _Recorder(held, jnp.asarray(mode, jnp.int32), first_sight(active), blank, jnp.asarray(0, jnp.int32))
+        return _Recorder(held, jnp.asarray(mode, jnp.int32), no_statistics(active), blank, jnp.asarray(0, jnp.int32))
 
     end = _run(one, SyncPolicy("rlp, recording", init, _decide_and_record, probes=True), limit)
     kept = jax.device_get(end.policy.spans)
@@ -212,11 +212,11 @@ def _recorded(one: Judged, network: PooledNetwork, mode: int, limit: float) -> t
 
 
 def _decide_and_record(recorder: _Recorder, push: Push) -> tuple[_Recorder, Decision]:
-    network, fixed, sight, spans, number = recorder
-    sight = seen(sight, push)
-    job, each = features(sight, push)
+    network, fixed, statistics, spans, number = recorder
+    statistics = counted(statistics, push)
+    job, each = features(statistics, push)
     chosen = jnp.argmax(mode_values(network, job, each, push.active)).astype(jnp.int32)
-    release, restart = decided(sight, push, jnp.where(fixed < 0, chosen, fixed))
+    release, restart = decided(statistics, push, jnp.where(fixed < 0, chosen, fixed))
     at = jnp.sum(number >= jnp.asarray(_ENDS, jnp.float32) * jnp.sum(push.active))
     spans = RunSpans(
         spans.job.at[at].set(job),
@@ -224,7 +224,7 @@ def _decide_and_record(recorder: _Recorder, push: Push) -> tuple[_Recorder, Deci
         spans.active.at[at].set(push.active),
         spans.pushes.at[at].add(1.0),
     )
-    return _Recorder(network, fixed, sight.after(push, release, restart), spans, number + 1), Decision(release=release)
+    return _Recorder(network, fixed, statistics.after(push, release, restart), spans, number + 1), Decision(release=release)
 
 
 # -------------------------------------------------------------------------------------------------------------- fitting
@@ -257,6 +257,7 @@ def _goal(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 def _descended(
     steps: int, network: PooledNetwork, table: tuple[Array, Array, Array], goal: tuple[Array, Array]
 ) -> PooledNetwork:
+    """`network` after `steps` of Adam on the mean cost of its choices, `goal`, for the rows of `table`."""
     optimizer = optax.adamw(optax.cosine_decay_schedule(0.02, steps), weight_decay=0.2)
 
     def loss(network: PooledNetwork) -> Array:

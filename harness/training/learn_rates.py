@@ -26,7 +26,7 @@ from tuners.actions import Evaluate, Run, Target
 from tuners.joint.heat import stress
 from tuners.settings import Real
 
-__all__ = ["best_share", "fastest", "main"]
+__all__ = ["fastest", "main"]
 
 _SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)  # of the top of the range, that are played
 _IMPROVEMENT = 0.98  # of the best improvement: what a rate has to make
@@ -34,7 +34,7 @@ _CHECK_CLOCKS = 25
 _SEED = 999_983  # comparisons count their seeds from 0
 
 
-def best_share(index: int) -> float | None:
+def _best_share(index: int) -> float | None:
     """The best heat of member `index` of `learning`, over the top of its range; None where nothing is learned."""
     name = member_name("learning", index)
     draft = FAMILIES["learning"].draw(Lot(f"{name}/0"))
@@ -84,7 +84,7 @@ def main() -> None:
     program_cache.use()
     found = dict[int, float]()
     for index in range(args.first, args.first + args.count):
-        share = best_share(index)
+        share = _best_share(index)
         if share is not None:
             found[index] = share
             print(index, f"{share:.3g}", flush=True)  # noqa: T201 (what the program does)

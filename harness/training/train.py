@@ -232,7 +232,7 @@ class Round(NamedTuple):
 
 
 def next_round(plan: TrainingPlan, runs: int) -> Round:
-    """The next round after so many runs: pre-training with the fixed policies in turn, then episodes."""
+    """The next round after `runs` runs: pre-training with the fixed policies in turn, then episodes."""
     episode = runs - plan.pretrain * len(PRETRAINING)
     if episode < 0:
         group, within = divmod(runs, plan.lanes * len(PRETRAINING))

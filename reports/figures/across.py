@@ -151,7 +151,7 @@ def performance(found: Arenas, name: str) -> Drawing:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
         axes.set_xlabel("factor of the best tuner's time")
         axes.set_ylabel("share of arenas")
-        if axes.get_legend_handles_labels()[0]:  # nobody, where no arena has a leader
+        if axes.get_legend_handles_labels()[0]:  # there are none where no arena has a leader
             axes.legend(loc="lower right", frameon=False, fontsize=8.5)
         caption = (
             "Performance profiles: the share of arenas in which a tuner's time is within a factor of the best tuner's "

@@ -14,9 +14,9 @@ from reports.figures.drawing import BLUE, GREEN, INK, MUTED, ORANGE, Drawing, ca
 from reports.verdicts.numbers import quantity
 from reports.verdicts.summary import ORACLE, REFERENCE
 
-__all__ = ["TIME_SPLIT", "pareto", "split_of", "time_split"]
+__all__ = ["pareto", "split_of", "time_split"]
 
-TIME_SPLIT: dict[str, pl.DataType] = {
+_TIME_SPLIT: dict[str, pl.DataType] = {
     "tuner": pl.String(),
     "training_seconds": pl.Float64(),
     "trial_seconds": pl.Float64(),
@@ -33,7 +33,7 @@ _PARTS = (("training", BLUE), ("trial", _PURPLE), ("stall", ORANGE), ("thinking"
 def split_of(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     """What the time of each tuner was spent on: means over the runs that did not fail, from rows of `summary.summary`.
 
-    A run that did not reach its target counts its budget. Columns: `TIME_SPLIT`.
+    A run that did not reach its target counts its budget. Columns: `_TIME_SPLIT`.
     """
     ran = scores.filter(pl.col("status") != "error")
     found = []
@@ -44,8 +44,8 @@ def split_of(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
             trial, stall = row["trial_seconds"], row["overhead_seconds"]
             thinking = 0.0 if math.isnan(row["thinking_seconds"]) else row["thinking_seconds"]
             training = max(whole - trial - stall, 0.0)
-            found.append(dict(zip(TIME_SPLIT, (row["tuner"], training, trial, stall, thinking), strict=True)))
-    return pl.DataFrame(found, schema=TIME_SPLIT)
+            found.append(dict(zip(_TIME_SPLIT, (row["tuner"], training, trial, stall, thinking), strict=True)))
+    return pl.DataFrame(found, schema=_TIME_SPLIT)
 
 
 def time_split(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing | None:

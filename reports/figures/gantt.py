@@ -20,7 +20,7 @@ from reports.figures.workers import held_at, pushes_of, same_workers_until
 from traces.exchanges import Exchange, read_log
 from tuners.actions import Cost, Fork, Rejected, Window
 
-__all__ = ["PackedRun", "changes_of", "headers", "pack", "packed_run", "reasons_of", "unpacked"]
+__all__ = ["PackedRun", "changes_of", "headers", "pack", "packed_run", "unpacked"]
 
 _PARTS = 4000  # of the drawn time: about a third of a pixel each
 
@@ -67,7 +67,7 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         "held": [[round(float(a), 3), round(float(b), 3)] for a, b in held],  # each node, across the end of what is drawn
         "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
     }
-    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(reasons_of(exchanges)))
+    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(_reasons_of(exchanges)))
 
 
 def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:
@@ -89,7 +89,7 @@ def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:
         before = exchange.seconds
 
 
-def reasons_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, str]]:
+def _reasons_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, str]]:
     """Every reason that a tuner gave for an action, with the second at which it asked for it; what was refused says so."""
     before = 0.0
     for exchange in exchanges:

@@ -116,6 +116,7 @@ def _redundant(changed: list[str]) -> set[str]:
 def _lane(
     name: str, runs: Mapping[int, tuple[list[float], list[dict[str, float | str]]]], until: Mapping[int, float]
 ) -> Lane:
+    """The lane of the knob `name`: its steps in every run, up to `until` seconds, and how its axis is labelled."""
     seen = [v.get(name, math.nan) for _, values in runs.values() for v in values]
     words = dict.fromkeys(str(v) for v in seen) if any(isinstance(v, str) for v in seen) else {}
     codes = {word: float(i) for i, word in enumerate(words if name == "placement" else sorted(words))}

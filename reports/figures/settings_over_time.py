@@ -53,6 +53,7 @@ def typical_seed(scores: pl.DataFrame) -> int:
 
 
 def _draw_lane(axes: Axes, lane: Lane, typical: int) -> None:
+    """One knob over time; the run of the `typical` seed is bold."""
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
         axes.step(x, y, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)

@@ -101,6 +101,8 @@ def _bold(said: Any) -> str:
 
 
 def _cells(row: dict[str, Any], usd: bool) -> list[str]:
+    """The cells of one row, in the order of the columns."""
+
     def ends(name: str, kind: str) -> str:
         shown, interval = interval_text(row, name, kind)
         return f"{shown} ({interval})" if interval else shown

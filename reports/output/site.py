@@ -54,30 +54,23 @@ def publish(
         )
     table = summary(results)
     over = by_family(results, list(dict.fromkeys(table["scenario"].to_list())))
+    of_runs = partial(packed_run, folder)
+    written = pages(
+        results,
+        scenarios,
+        of_runs,
+        first="index.html",
+        with_files=False,
+        only_overview=only_overview,
+        table=table,
+        over=over,
+    )
     partly = out.with_name(f".{out.name}.partly")
     shutil.rmtree(partly, ignore_errors=True)
     try:
-        for name, text in pages(
-            results,
-            scenarios,
-            partial(packed_run, folder),
-            first="index.html",
-            with_files=False,
-            only_overview=only_overview,
-            table=table,
-            over=over,
-        ).items():
+        for name, text in written.items():
             _write(partly / name, text.encode())
-        (partly / "tables").mkdir(parents=True)
-        every = pl.concat([results.scores, results.not_applicable, results.draws])
-        store.write(every, partly / "tables" / "scores.parquet", SCORES)
-        if only_overview:
-            _write(partly / "tables" / "host.csv", hosts.write_csv().encode())
-        else:
-            store.write(results.evaluations, partly / "tables" / "evaluations.parquet", EVALUATIONS)
-            store.write(results.settings, partly / "tables" / "settings.parquet", SETTINGS)
-            _write(partly / "tables" / "host.csv", (folder / "host.csv").read_bytes())
-        store.write(table, partly / "tables" / "summary.parquet", table.schema)  # as CSV, four times as many bytes
+        _write_tables(partly / "tables", results, table, host=folder / "host.csv", hosts=hosts if only_overview else None)
         _write(partly / "report.md", markdown(results, table, over).encode())
         for path in sorted((folder / "scenarios").glob("*.toml")):
             _write(partly / "scenarios" / path.name, path.read_bytes())
@@ -86,6 +79,19 @@ def publish(
     finally:
         shutil.rmtree(partly, ignore_errors=True)
     return out / "index.html"
+
+
+def _write_tables(folder: Path, results: Results, table: pl.DataFrame, *, host: Path, hosts: pl.DataFrame | None) -> None:
+    """The tables of a site; without evaluations and settings where `hosts`, the host's times by tuner, replace `host`."""
+    folder.mkdir(parents=True)
+    store.write(pl.concat([results.scores, results.not_applicable, results.draws]), folder / "scores.parquet", SCORES)
+    if hosts is not None:
+        _write(folder / "host.csv", hosts.write_csv().encode())
+    else:
+        store.write(results.evaluations, folder / "evaluations.parquet", EVALUATIONS)
+        store.write(results.settings, folder / "settings.parquet", SETTINGS)
+        _write(folder / "host.csv", host.read_bytes())
+    store.write(table, folder / "summary.parquet", table.schema)  # as CSV, four times as many bytes
 
 
 def _host_by_tuner(path: Path) -> pl.DataFrame:

@@ -112,16 +112,16 @@ def _p_value(a: NDArray[np.float64], b: NDArray[np.float64], *, paired: bool) ->
     return float(ttest_ind(a, b, equal_var=False).pvalue)
 
 
-def unpaired_pairs(logs: NDArray[np.float64], seeds: int, draws: int = _DRAWS) -> tuple[float, float]:
-    """Pairs told apart by so many unpaired seeds per setting, and how often the least mean is that of all seeds; means of
-    `draws` in which each setting takes seeds of its own from the rows of `logs` [seeds, settings]."""
+def unpaired_pairs(logs: NDArray[np.float64], seeds: int) -> tuple[float, float]:
+    """Pairs told apart by `seeds` unpaired seeds per setting, and how often the least mean is that of all seeds; means of
+    `_DRAWS` draws in which each setting takes seeds of its own from the rows of `logs` [seeds, settings]."""
     rng, best = np.random.default_rng(0), int(np.argmin(logs.mean(axis=0)))
     told = right = 0
-    for _ in range(draws):
+    for _ in range(_DRAWS):
         own = np.stack([rng.choice(column, seeds, replace=False) for column in logs.T], axis=1)
         told += pairs_told_apart(own, paired=False)
         right += int(np.argmin(own.mean(axis=0))) == best
-    return told / draws, right / draws
+    return told / _DRAWS, right / _DRAWS
 
 
 # ----------------------------------------------------------------------------------------------------------------- tables
@@ -133,6 +133,7 @@ class _Column(NamedTuple):
 
 
 def _table(policy: str, columns: Sequence[_Column]) -> Iterator[str]:
+    """The table of one policy, and how many pairs of its bounds are told apart."""
     yield f"{policy}, {len(columns[0].runs)} seeds"
     yield "| bound | seconds, median (least to most) | reached | pushes | age | publishing | generation | queueing |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"

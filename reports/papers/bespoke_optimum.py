@@ -250,13 +250,16 @@ def _row(kind: NodeType, demand: Demand, seconds: float) -> list[int]:
     return max((row(chosen) for chosen in _device_sets(kind)), key=sum)
 
 
-def optimum(cluster: Cluster, demand: Demand, batch: int, like: Setting, *, tried: int = 40, refined: int = 3) -> Setting:
-    """The schedule with the shortest iteration: of the `tried` best placements with whole loads, a few are refined."""
+_TRIED, _REFINED = 40, 3  # placements
+
+
+def optimum(cluster: Cluster, demand: Demand, batch: int, like: Setting) -> Setting:
+    """The schedule with the shortest iteration: of the 40 best placements with whole loads, three are refined."""
     counts, seconds = balanced(cluster, demand, batch)
-    order = [i for i in np.argsort(seconds, kind="stable")[:tried] if np.isfinite(seconds[i])]
+    order = [i for i in np.argsort(seconds, kind="stable")[:_TRIED] if np.isfinite(seconds[i])]
     made = {schedule(cluster, demand, batch, counts[i], seconds[i], like) for i in order}
     ranked = sorted(made, key=lambda s: (iteration_seconds(cluster, demand, s), s.workers))
-    return min((_refined(cluster, demand, s) for s in ranked[:refined]), key=lambda found: found[1])[0]
+    return min((_refined(cluster, demand, s) for s in ranked[:_REFINED]), key=lambda found: found[1])[0]
 
 
 def _refined(cluster: Cluster, demand: Demand, setting: Setting) -> tuple[Setting, float]:

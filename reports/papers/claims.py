@@ -12,7 +12,7 @@ import polars as pl
 
 from reports.verdicts.numbers import relative
 
-__all__ = ["CLOSE", "COLUMNS", "RULES", "VERDICTS", "Claim", "Verdict", "frame", "headline", "shown"]
+__all__ = ["CLOSE", "COLUMNS", "RULES", "Claim", "Verdict", "frame", "headline", "shown"]
 
 CLOSE = 0.1
 """A measured value reproduces a published one where both differ by this share at most."""
@@ -20,7 +20,7 @@ CLOSE = 0.1
 _NEAR = 2.0  # in part: at most this factor apart
 
 Verdict = Literal["reproduced", "in part", "refuted", "cannot be told", "fitted", "missed although fitted"]
-VERDICTS: tuple[Verdict, ...] = ("reproduced", "in part", "refuted", "cannot be told", "fitted", "missed although fitted")
+_VERDICTS: tuple[Verdict, ...] = ("reproduced", "in part", "refuted", "cannot be told", "fitted", "missed although fitted")
 
 RULES = {
     "value": f"reproduced: within {CLOSE:.0%}, or the published value is in our interval; in part: within a factor of "
@@ -103,7 +103,7 @@ def frame(claims: Sequence[Claim]) -> pl.DataFrame:
 def headline(claims: Sequence[Claim]) -> str:
     """How many figures were compared, and what came out."""
     counts = Counter(claim.verdict for claim in claims)
-    said = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+    said = ", ".join(f"{counts[v]} {v}" for v in _VERDICTS if counts[v])
     return f"{len(claims)} figure{'' if len(claims) == 1 else 's'}: {said or 'none'}."
 
 

@@ -271,7 +271,7 @@ def _completion(name: str, options: Mapping[str, Any], method: Method, seeds: Se
 
 
 def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int, every: int) -> Iterator[str]:
-    """The mean true rank of the setting that is estimated best, over segments, or every so many of them."""
+    """The mean true rank of the setting that is estimated best, over segments, or over every `every`-th of them."""
     yield from _head("Table VI", "published, of 100", *(f"{form}, of {count}" for form in forms))
     for name in arenas:
         job, runs = loaded(name)[1], _random_settings(name, count)
@@ -297,7 +297,7 @@ def estimates(
 ) -> NDArray[np.float64]:
     """The remaining seconds that the tuner would estimate, [segments, runs]; nan after the end of a run.
 
-    After every so many segments only, where `every` is more than 1: each takes the time of all before it.
+    After every `every`-th segment only, where `every` is more than 1: each takes the time of all before it.
 
     The defaults are the tuner's, and so is the length of segments. If `pooled`, all settings are estimated together from
     what has been seen of them by then, as the tuner does from its stretches; else each from one segment.
@@ -342,7 +342,7 @@ def _together(
 
 
 def _stretches(column: int, setting: Setting, pushes: Pushes, clocks: int, estimator: Estimator) -> Iterator[Stretch]:
-    """A run cut into segments of so many clocks."""
+    """A run cut into segments of `clocks`."""
     workers, kind = len(setting.workers), kind_of(setting)
     before = estimator.level(pushes.loss[:clocks], workers, first=True)
     for begin in range(0, len(pushes.loss) - clocks + 1, clocks):

@@ -26,7 +26,7 @@ from tuners.actions import Reconfigure, Run, Setting, TunerFactory, Window
 from tuners.cruise import cruise
 from tuners.cruise.placement import MachineKind, Problem, ServerTerm, place, splits
 
-__all__ = ["ARENAS", "MODELS", "best_seconds", "candidates", "kinds_of", "main", "reached", "three_kinds"]
+__all__ = ["ARENAS", "MODELS", "best_seconds", "candidates", "kinds_of", "main", "reached"]
 
 MODELS: dict[str, TunerFactory] = {
     "default": cruise,
@@ -65,7 +65,7 @@ _CLUSTERS = {
 }
 
 
-def three_kinds(name: str) -> scenario.Scenario:
+def _three_kinds(name: str) -> scenario.Scenario:
     """A scenario on one of the two clusters. At the start two thirds of each kind are workers."""
     discipline, kinds = _CLUSTERS[name]
     nodes = ", ".join(f'{{ type = "{kind}", count = {count}, prefix = "{of}" }}' for kind, count, of in kinds)
@@ -77,7 +77,7 @@ def three_kinds(name: str) -> scenario.Scenario:
 
 @cache
 def _loaded(name: str) -> scenario.Scenario:
-    return three_kinds(name) if name in _CLUSTERS else scenario.load(name)
+    return _three_kinds(name) if name in _CLUSTERS else scenario.load(name)
 
 
 def _seconds(name: str, setting: Setting, seeds: tuple[int, ...] = _SEEDS) -> float:

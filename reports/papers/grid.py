@@ -144,10 +144,10 @@ def played(name: str, setting: Setting, seed: int = 0, *, learns: bool = True) -
     return SimulatedSystem(spec)
 
 
-def _steady(name: str, setting: Setting, cycles: int = 60, warm_up: int = 25, seed: int = 0) -> tuple[float, Pushes]:
+def _steady(name: str, setting: Setting, cycles: int = 60) -> tuple[float, Pushes]:
     """Seconds of `cycles` pushes per worker, and these pushes, after a warm-up in which workers fall out of step."""
-    system, w = played(name, setting, seed, learns=False), len(setting.workers)
-    system.perform(Run(clocks=warm_up * w))
+    system, w = played(name, setting, seed=0, learns=False), len(setting.workers)
+    system.perform(Run(clocks=25 * w))
     window = system.perform(Run(clocks=cycles * w))
     return window.seconds, window.pushes
 
@@ -212,9 +212,12 @@ def iteration_seconds(name: str, row: Row) -> float:
     return seconds / len(pushes.seconds) * (len(setting.workers) if setting.policy == "bsp" else 1)
 
 
-def run_to_target(name: str, setting: Setting, seed: int, most: int = 60_000) -> tuple[int, float]:
-    """Pushes and seconds to the target; infinite seconds if it takes more than `most` pushes."""
-    window = played(name, setting, seed).perform(Run(clocks=most))
+_MOST_PUSHES = 60_000  # of a run to the target
+
+
+def run_to_target(name: str, setting: Setting, seed: int) -> tuple[int, float]:
+    """Pushes and seconds to the target; infinite seconds if it takes more than `_MOST_PUSHES`."""
+    window = played(name, setting, seed).perform(Run(clocks=_MOST_PUSHES))
     return window.clocks, window.end_seconds if window.status == "target" else float("inf")
 
 

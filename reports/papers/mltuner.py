@@ -113,7 +113,10 @@ _GRID = {
 }
 
 
-def _best_of_grid(lab: Lab, name: str, seeds: int, best_of: int = 12) -> tuple[dict[str, Any], int]:
+_BEST = 12  # of the grid with one seed, which are played with all seeds
+
+
+def _best_of_grid(lab: Lab, name: str, seeds: int) -> tuple[dict[str, Any], int]:
     """The best of the grid: the least time to the target with one seed, then the least median over seeds among the best."""
     quality = scenario.load(name).target.value
     screened = list[tuple[float, dict[str, Any]]]()
@@ -124,7 +127,7 @@ def _best_of_grid(lab: Lab, name: str, seeds: int, best_of: int = 12) -> tuple[d
         screened.append((ran.reached(quality), start))
     screened.sort(key=lambda found: found[0])
     reached = sum(math.isfinite(s) for s, _ in screened)
-    finals = [(_median_seconds(lab, name, seeds, start), start) for s, start in screened[:best_of] if math.isfinite(s)]
+    finals = [(_median_seconds(lab, name, seeds, start), start) for s, start in screened[:_BEST] if math.isfinite(s)]
     return min(finals, key=lambda found: found[0])[1], reached
 
 

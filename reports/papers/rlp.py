@@ -253,7 +253,10 @@ def _values(found: Sequence[InstanceRun], policy: str, field: str) -> list[float
     return [float(getattr(r, field)) if r.status == "target" else np.inf for r in found if r.policy == policy]
 
 
-def _curvature(instance: Instance, *, at_end: bool, samples: int = 256, iterations: int = 25) -> float:
+_SAMPLES, _ITERATIONS = 256, 25  # of a power iteration: training samples, and steps
+
+
+def _curvature(instance: Instance, *, at_end: bool) -> float:
     """The largest eigenvalue of the Hessian of the training loss, by power iteration."""
     b = instance.begin(policies.asp())
     model, parameters = b.program.model, instance.parameters
@@ -262,8 +265,8 @@ def _curvature(instance: Instance, *, at_end: bool, samples: int = 256, iteratio
     if at_end:
         b.advance(USUAL_MOST, float("inf"), USUAL_MOST)
         parameters = b.state.learned.parameters
-    rows = tuple(column[:samples] for column in instance.context.data.train)
-    slope = jax.grad(partial(mean_loss, model._replace(batch=samples), rows=rows, count=jnp.asarray(samples)))
+    rows = tuple(column[:_SAMPLES] for column in instance.context.data.train)
+    slope = jax.grad(partial(mean_loss, model._replace(batch=_SAMPLES), rows=rows, count=jnp.asarray(_SAMPLES)))
 
     @jax.jit
     def again(direction: object) -> tuple[object, jax.Array]:
@@ -277,7 +280,7 @@ def _curvature(instance: Instance, *, at_end: bool, samples: int = 256, iteratio
         tree, [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
     )
     size = jnp.zeros(())
-    for _ in range(iterations):
+    for _ in range(_ITERATIONS):
         direction, size = again(direction)
     return float(size)
 
@@ -293,7 +296,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="of all instances of fig2; otherwise drawn per instance")
     parser.add_argument("--instances", type=int, default=100)
     parser.add_argument("--first", type=int, default=200, help="seed of the first instance")
-    parser.add_argument("--stragglers", type=int, help="of all instances; the first seeds with so many are taken")
+    parser.add_argument("--stragglers", type=int, help="of all instances; the first seeds with this number are taken")
     parser.add_argument("--few", action="store_true", help="only BSP, ASP, SSP, k_async(7) and RLP in fig2")
     parser.add_argument("--policy", action="append", default=[], help="a policy file; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("results/published-rlp"))

@@ -123,13 +123,12 @@ def with_stragglers(wanted: int, count: int, first: int) -> list[int]:
     return list(islice((seed for seed in itertools.count(first) if stragglers(seed) == wanted), count))
 
 
-def baselines(workers: int = 10) -> dict[str, SyncPolicy]:
-    """All policies that RLP is compared with, by name."""
-    seven = max(1, round(0.7 * workers))
+def baselines() -> dict[str, SyncPolicy]:
+    """All policies that RLP is compared with on ten workers, by name."""
     made = [policies.bsp(), policies.asp(), *map(policies.ssp, BOUNDS), policies.dssp(3, 15)]
-    made += [policies.k_sync(seven), policies.k_batch_sync(seven), policies.backup_workers(seven)]
-    made += [policies.k_async(size) for size in sorted({max(1, round(workers * s)) for s in (0.2, 0.4, 0.7)})]
-    made += [policies.sync_switch(5 * workers), policies.sync_switch(10 * workers)]
+    made += [policies.k_sync(7), policies.k_batch_sync(7), policies.backup_workers(7)]
+    made += [policies.k_async(size) for size in (2, 4, 7)]
+    made += [policies.sync_switch(50), policies.sync_switch(100)]
     return {p.name: p for p in made}
 
 
@@ -256,10 +255,10 @@ def oracle(found: Sequence[InstanceRun], names: Sequence[str]) -> dict[tuple[int
 # -------------------------------------------------------------------------------------------------------------- stability
 
 
-def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool, pushes: int = 1500) -> NDArray[np.int64]:
+def staleness_of(seed: int, policy: SyncPolicy, *, stragglers: bool) -> NDArray[np.int64]:
     """The staleness of every push on the cluster of one instance; it does not depend on the model."""
     around = InstanceKind().conditions if stragglers else _EVEN
-    idle = InstanceKind(depths=(0,), units=4, target=Target("clocks", pushes), evaluate_clocks=2**30, conditions=around)
+    idle = InstanceKind(depths=(0,), units=4, target=Target("clocks", 1500), evaluate_clocks=2**30, conditions=around)
     return table_of(draw(idle, seed), policy).table[:, 7].astype(np.int64)
 
 

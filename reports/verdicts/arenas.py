@@ -132,7 +132,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     most = max(len(applies[t]) for t in tuners) if tuners else 0
     able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
     found = compare(tuners, log_ratio, signed_rank, reference=REFERENCE, may_lead=able)
-    # By the means that the table shows. `found` has them in the order of those over the arenas that all who may lead share.
+    # By the means that the table shows. `found` has them in the order of means over arenas that all possible leaders share.
     own = [mean_interval(column[~np.isnan(column)]) for column in log_ratio.T]
     order = sorted(range(len(tuners)), key=lambda i: (own[i].estimate, tuners[i]))
     first = first_chances([seconds[a] for a in arenas])
@@ -244,6 +244,7 @@ def _row(
     rank: float,
     scores: pl.DataFrame,
 ) -> dict[str, Any]:
+    """The row of one tuner over all arenas of a family."""
     mine = scores.filter(pl.col("tuner") == tuner)
     ratio = Interval(math.exp(mean.estimate), math.exp(mean.low), math.exp(mean.high))
     chance = mean_interval(first[~np.isnan(first)])

@@ -91,6 +91,7 @@ def _rank(
     leaders: NDArray[np.float64],
     base: NDArray[np.float64],
 ) -> CalibrationRank:
+    """A tuner under the draws, by logarithms of its time, of the leader's and of the reference's, one per draw."""
     standing, side = str(row["standing"]), side_of_reference(row)
     slower = mine - leaders
     slower = slower[~np.isnan(slower)]
@@ -114,7 +115,7 @@ def _agreement(differences: NDArray[np.float64], sign: int) -> tuple[float, str]
 
 
 def sentences(found: CalibrationRanks) -> list[str]:
-    """What holds, what does not, and how much so many draws can tell."""
+    """What holds, what does not, and how much this number of draws can tell."""
     others = [r for r in found.rows if r.tuner != found.leader]
     held = [r.tuner for r in others if r.verdict == _HOLDS]
     lost = [f"{found.leader} and {r.tuner} ({share_text(r.agree, r.draws)})" for r in others if r.verdict == NOT_DECIDED]

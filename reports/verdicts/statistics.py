@@ -114,14 +114,14 @@ def ratios(ours: Bounds, theirs: Bounds) -> Bounds:
     return Bounds(np.where(unknown, 0.0, least), np.where(unknown, np.inf, most))
 
 
-def median_interval(values: Bounds, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
+def median_interval(values: Bounds, *, resamples: int = _RESAMPLES) -> Interval:
     """The median and its percentile-bootstrap interval; no interval from a single value."""
     if len(values.least) == 0:
         return Interval(math.nan, math.nan, math.nan, "?")
     top = np.minimum(values.most, _HUGE)
     least, most = float(np.median(values.least)), float(np.median(top))
-    low = _bootstrap(values.least, np.median, level, resamples)[0]
-    high = _bootstrap(top, np.median, level, resamples)[1]
+    low = _bootstrap(values.least, np.median, resamples)[0]
+    high = _bootstrap(top, np.median, resamples)[1]
     if high > _OPEN:
         high = math.inf
     if least == most:
@@ -131,16 +131,16 @@ def median_interval(values: Bounds, *, level: float = LEVEL, resamples: int = _R
     return Interval(least, low, high, ">") if least > 0 else Interval(math.nan, low, high, "?")
 
 
-def mean_interval(values: Sequence[float] | _Floats, *, level: float = LEVEL, resamples: int = _RESAMPLES) -> Interval:
+def mean_interval(values: Sequence[float] | _Floats, *, resamples: int = _RESAMPLES) -> Interval:
     """The mean and its percentile-bootstrap interval; no interval from a single value."""
     x = np.asarray(values, dtype=np.float64)
     if x.size == 0:
         return Interval(math.nan, math.nan, math.nan, "?")
     mean = float(x[0] if np.all(x == x[0]) else x.mean())  # rounding may give equal values another mean
-    return Interval(mean, *_bootstrap(x, np.mean, level, resamples))
+    return Interval(mean, *_bootstrap(x, np.mean, resamples))
 
 
-def _bootstrap(x: _Floats, statistic: Any, level: float, resamples: int) -> tuple[float, float]:
+def _bootstrap(x: _Floats, statistic: Any, resamples: int) -> tuple[float, float]:
     if x.size < 2:
         return math.nan, math.nan
     if np.all(x == x[0]):
@@ -148,12 +148,12 @@ def _bootstrap(x: _Floats, statistic: Any, level: float, resamples: int) -> tupl
     from scipy.stats import bootstrap
 
     rng = np.random.default_rng(_STREAM)
-    found = bootstrap((x,), statistic, confidence_level=level, n_resamples=resamples, method="percentile", rng=rng)
+    found = bootstrap((x,), statistic, confidence_level=LEVEL, n_resamples=resamples, method="percentile", rng=rng)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def coverage_limit(values: int) -> float:
-    """The highest possible coverage of the true median by an interval from order statistics of so many values."""
+    """The highest possible coverage of the true median by an interval from the order statistics of `values` values."""
     return 1.0 - 2.0 ** (1 - values) if values > 0 else 0.0
 
 
@@ -165,7 +165,7 @@ class PairedComparison:
     """Tuners in order of their means, best first, and which of them differ."""
 
     tuners: tuple[str, ...]
-    means: tuple[float, ...]  # over the blocks that all who may lead have; of who has none of these, over its own
+    means: tuple[float, ...]  # over the blocks that all possible leaders have; of a tuner without any of these, over its own
     leader: str  # the best of those that may lead (`compare`); "" without any
     to_leader: dict[str, float]  # mean difference to the leader on the blocks of both, by tuner; nan: there is none
     p_leader: dict[str, float]  # corrected p value of the difference to the leader, by tuner; nan where nothing was tested

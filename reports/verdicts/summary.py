@@ -197,6 +197,7 @@ def _scenario_rows(runs: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, same: Mapping[str, str]) -> dict[str, Any]:
+    """The row of the tuner `name`: its medians and intervals, and how it compares with the reference and the oracle."""
     mine = by_tuner[name]
     # A failed run says nothing about time, nor does what it spent until it failed.
     ran = mine.filter(pl.col("status") != "error")

@@ -24,9 +24,8 @@ from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
 from traces.schema import setting_from
-from tuners import policies
 from tuners.actions import Setting
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS
+from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
 
@@ -192,11 +191,11 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
     if made.height < given.height:
         missing = given.height - made.height
         caveats.append(f"{missing} settings without workers and servers, or without their numbers, are left out")
-    strange = made.filter(~pl.col("policy").is_in(policies.names()))["policy"]
+    strange = made.filter(~pl.col("policy").is_in(POLICIES))["policy"]
     if len(strange):
         caveats.append(
             f"{len(strange)} settings of the policy {', '.join(sorted(set(strange)))} are left out: it cannot be simulated; "
-            f"write bsp where all workers wait for each other, asp where none waits, or {', '.join(policies.names()[2:])}, "
+            f"write bsp where all workers wait for each other, asp where none waits, or {', '.join(POLICIES[2:])}, "
             "if it is one of these"
         )
         made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))

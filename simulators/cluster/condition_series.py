@@ -3,7 +3,7 @@
 | role | one series is of | a number is |
 | --- | --- | --- |
 | compute | a worker | the time of a mini-batch over the usual one |
-| stragglers | a machine | how much slower it is than the usual one, every so many recorded seconds |
+| stragglers | a machine | how much slower it is than the usual one, at intervals of recorded seconds |
 | bandwidth | a machine | recorded seconds at its full rate until it is throttled, while it sends all the time |
 | nodes | as many places as the cluster has nodes | how many of them are lost in an interval |
 

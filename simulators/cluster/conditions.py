@@ -70,7 +70,7 @@ class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every message from or to these nodes takes so much longer, one way, as with `tc netem delay` on their links.
+    """Every message from or to these nodes takes `delay_seconds` longer, one way, as with `tc netem delay` on their links.
 
     From `start_seconds` on, for `seconds`; repeats with `every_seconds`. A mini-batch waits for as many delays as the
     workload's `delay_messages` says; the rates of the links stay.
@@ -84,9 +84,9 @@ class LinkDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Disturbance(NamedTuple):
-    """What conditions do to the nodes just now."""
+    """What conditions do to the nodes at present."""
 
-    slowdown: NDArray[np.float64]  # [k] compute takes so many times as long
+    slowdown: NDArray[np.float64]  # [k] factor on compute time
     delay_seconds: NDArray[np.float64]  # [k] of a message over the node's link, one way, besides the cluster's latency
 
 
@@ -323,6 +323,7 @@ def _probabilities(conditions: Conditions) -> list[tuple[str, float]]:
 
 
 def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
+    """All numbers in the conditions that must not be negative, by the name of their key."""
     found = [("jitter", conditions.jitter), ("thinking_seconds", conditions.thinking_seconds)]
     for label, sleep in (("sleeps", conditions.sleeps), ("stragglers", conditions.stragglers)):
         if sleep:

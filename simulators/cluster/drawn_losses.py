@@ -43,6 +43,7 @@ def drawn_losses(
 
 
 def _changes(losses: RackLosses, names: list[str], budget_seconds: float, rng: np.random.Generator) -> Iterator[NodeChange]:
+    """The losses and returns of the nodes `names`, event by event."""
     size = losses.rack or len(names)
     away = np.zeros(len(names))  # until when each node is
     now = 0.0
@@ -50,7 +51,7 @@ def _changes(losses: RackLosses, names: list[str], budget_seconds: float, rng: n
         now += rng.exponential(losses.every_seconds * losses.together / len(names))
         if now >= budget_seconds:
             return
-        # The same number of draws in every event, so that an event changes nothing of the next but who is away.
+        # The same number of draws in every event, so that an event changes only which nodes are away at the next.
         struck, count = int(rng.integers(len(names))), int(rng.geometric(1 / losses.together))
         order, deviates = rng.permutation(len(names)), rng.normal(size=len(names))
         if away[struck] > now:

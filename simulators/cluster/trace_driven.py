@@ -64,14 +64,13 @@ __all__ = [
     "expand_replay",
     "places_of",
     "relative_times",
-    "replayed_rows",
     "roles",
     "slowness_of",
     "throttles",
 ]
 
 _SLOW = 1.3
-"""A machine that is slower than so many times its own median is in an episode of slowness."""
+"""A machine whose time is above this multiple of its own median is in an episode of slowness."""
 
 _FOR_EVER = 1e12  # seconds
 
@@ -219,7 +218,7 @@ def _assign_by_number(recorded: Sequence[_WorkerTimes], ours: Sequence[str]) -> 
 @cache
 def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ...]]:
     """By run, the times of its workers. The usual time of a run that changes its batch size is that of the same size."""
-    timed = replayed_rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
+    timed = _replayed_rows(recording, "iterations", "run", "worker", "clock", "seconds", "compute_seconds")
     timed = timed.filter(pl.col("compute_seconds") > 0)
     if not timed.height:
         raise _no_data(recording, "iterations with compute times")
@@ -239,7 +238,7 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:
     """The iterations with the batch size of the setting in force; null where the time of an iteration is not recorded."""
-    settings = replayed_rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
+    settings = _replayed_rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
     known = timed.filter(pl.col("seconds").is_not_null()).sort("seconds", maintain_order=True)
     if not known.height:
         return timed.with_columns(batch_size=pl.lit(None, pl.Int64))
@@ -250,7 +249,7 @@ def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFr
 def _stages(recording: ReplayedTrace) -> pl.DataFrame:
     """The pipeline stage of each worker, for runs that have stages."""
     rows: list[tuple[str, int, int]] = []
-    for run, text in replayed_rows(recording, "settings", "run", "options").iter_rows():
+    for run, text in _replayed_rows(recording, "settings", "run", "options").iter_rows():
         stages = json.loads(text or "{}").get("stage_of_worker", {})
         rows += [(run, int(worker), int(stage)) for worker, stage in stages.items()]
     schema = {"run": pl.String, "worker": pl.Int32, "stage": pl.Int64}
@@ -277,6 +276,7 @@ class _RunSlowness(NamedTuple):
 def _episodes(
     recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[Episode]:
+    """Slow-downs of the `driven` nodes, each as a recorded machine had them, in a run of `budget_seconds`."""
     run: _RunSlowness = _pick_run(slowness_of(recording), rng)
     if recording.fitted and rng is not None:
         always = [machine.always for machine in run.machines]
@@ -302,7 +302,7 @@ def slowness_of(recording: ReplayedTrace) -> dict[str, _RunSlowness]:
     """By run, how slow each machine was."""
     columns = ("run", "node", "seconds", "relative_seconds", "relative_speed")
     slowness = pl.coalesce("relative_seconds", 1.0 / pl.col("relative_speed"))
-    probes = replayed_rows(recording, "probes", *columns).with_columns(slow=slowness)
+    probes = _replayed_rows(recording, "probes", *columns).with_columns(slow=slowness)
     probes = probes.filter(pl.col("slow").is_finite(), pl.col("slow") > 0).sort("run", "node", "seconds")
     if not probes.height:
         raise _no_data(recording, "probes of how slow or fast machines are")
@@ -366,7 +366,7 @@ def _fitted_throttles(recorded: Sequence[_Throttle | None], count: int, rng: np.
 @cache
 def throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     """The throttling of each run; None for a run that was not throttled."""
-    extras = [json.loads(text or "{}") for text in replayed_rows(recording, "runs", "run", "extras").sort("run")["extras"]]
+    extras = [json.loads(text or "{}") for text in _replayed_rows(recording, "runs", "run", "extras").sort("run")["extras"]]
     found = []
     for known in extras:
         high, low, held = (known.get(f"bucket_{n}") for n in ("high_bytes_per_second", "low_bytes_per_second", "bytes"))
@@ -393,7 +393,7 @@ def places_of(recording: ReplayedTrace) -> dict[str, Places]:
     events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    extras = dict(replayed_rows(recording, "runs", "run", "extras").iter_rows())
+    extras = dict(_replayed_rows(recording, "runs", "run", "extras").iter_rows())
     return {
         str(r): places(one.drop("run").rows(), json.loads(extras.get(r) or "{}").get("nodes_watched", 0))
         for (r,), one in events.group_by("run", maintain_order=True)
@@ -408,13 +408,13 @@ def _as_named(recording: ReplayedTrace, driven: Sequence[str]) -> list[NodeChang
 
 
 def _node_events(recording: ReplayedTrace) -> pl.DataFrame:
-    return replayed_rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
+    return _replayed_rows(recording, "node_events", "run", "seconds", "node", "event").sort("seconds", maintain_order=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ the traces
 
 
-def replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
+def _replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, for the runs that may be replayed."""
     rows = scan(Path(recording.trace), table).select(*columns).collect()
     kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]

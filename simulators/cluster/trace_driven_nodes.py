@@ -33,7 +33,7 @@ class Places(NamedTuple):
         self, nodes: Sequence[str], budget_seconds: float, rng: np.random.Generator | None, faster: float = 1.0
     ) -> list[NodeChange]:
         """The changes of `nodes`, see `simulators.cluster.trace_driven`. Without `rng`, places are assigned in order, and
-        the replay starts at the first time at which enough of them were taken. The recording passes so many times faster."""
+        the replay starts at the first time at which enough of them were taken. Recorded time is divided by `faster`."""
         spans = self._taken_spans()
         most = min(len(nodes), max(len(taken) for _, _, taken in spans))
         enough = [(since, until, taken) for since, until, taken in spans if len(taken) >= most]

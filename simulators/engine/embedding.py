@@ -288,7 +288,7 @@ def in_flight(inputs: EngineInputs, touched: Touched) -> EngineInputs:
     applied = received
     if touched.forwarded:
         # From server to server as the push comes in: the slowest link of the chain sets the pace, and each byte of the push
-        # is so many bytes on these links, too.
+        # puts bytes on these links, too.
         sent_on, copied = (rows / jnp.maximum(pushed, 1.0)[:, None] for rows in touched.forwarded)
         out, into = (a.at[nodes:].add(b) for a, b in ((out, sent_on), (into, copied)))
         push, applied = push + copied, received + touched.forwarded.into

@@ -19,6 +19,7 @@ from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, Target
+from tuners.settings import OF_PULLS, OF_REPLICAS
 
 __all__ = [
     "NO_EFFECTS",
@@ -57,7 +58,7 @@ class RowPlacement(NamedTuple):
     cache_rows: Any = 0  # int32: the most popular rows, of which each worker keeps copies
     cache_clocks: Any = 0  # int32: mini-batches for which a copy is used after the one that pulled it
     forwarded: Any = ()  # [b, k]: the part of each block's pushed rows that each node sends on; () where none is replicated
-    copied: Any = ()  # [b, k]: the part that each node receives of another server; () likewise
+    copied: Any = ()  # [b, k]: the part that each node receives of another server; () where none is replicated
 
 
 class Copies(NamedTuple):
@@ -74,7 +75,7 @@ class EngineInputs(NamedTuple):
     active: Array  # bool [k]: is a worker
     compute_seconds: Array  # [k] mean time of one mini-batch, before noise
     overhead_seconds: Array  # [k] per cycle without noise: messages, latency, the policy's own time
-    slowdown: Array  # [k] compute takes so many times as long just now (1: normal)
+    slowdown: Array  # [k] factor on compute time at present (1: normal)
     jitter: Array  # scalar: coefficient of variation of the compute time (lognormal)
     factors: Array  # [k, m] recorded compute times over the usual one, in order, in place of jitter; no rows: none
     factor_counts: Array  # int32 [k] how many each node has; they repeat after that; 0: the node has jitter
@@ -100,16 +101,16 @@ class EngineInputs(NamedTuple):
     shard_length: Array  # int32 [k]
     learning_rate: Array  # scalar float32
     momentum: Array  # scalar float32
-    evaluate_clocks: Array  # int32: validate after every so many pushes
+    evaluate_clocks: Array  # int32: pushes between two validations
     target_loss: Array  # done when validation loss <= this (-inf: never)
     target_accuracy: Array  # or validation accuracy >= this (inf: never)
-    target_clocks: Array  # or after so many pushes
-    target_samples: Array  # or when these have used so many samples
+    target_clocks: Array  # or after this number of pushes
+    target_samples: Array  # or when these have used this number of samples
     assigned: Array  # [k] the part of a target by share that each node has by its data share; [0] for any other target
-    push_work: Array  # [k] of that, what a push of each node completes; [0] likewise
+    push_work: Array  # [k] of that, what a push of each node completes; [0] for any other target
     local_steps: Array = _NOTHING  # int32 [k]: mini-batches between a pull and the push; [0]: a push is one gradient
-    outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] likewise
-    outer_momentum: Array = _NOTHING  # float32 [1]; [0] likewise
+    outer_rate: Array = _NOTHING  # float32 [1]: of the servers, for what local steps have changed; [0] as above
+    outer_momentum: Array = _NOTHING  # float32 [1]; [0] as above
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
     copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
 
@@ -129,13 +130,13 @@ class CycleCosts(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What a reconfiguration in progress takes from training just now; by node, bytes per second."""
+    """What a reconfiguration in progress takes from training at present; by node, bytes per second."""
 
     workers: frozenset[str] | None = None  # may begin a mini-batch; None: all workers of the setting
     out: Mapping[str, float] = {}  # taken off its NIC, outgoing
     into: Mapping[str, float] = {}  # and incoming
     pull_shares: Mapping[str, float] | None = None  # share of the model that is pulled from each; None: as pushed
-    push_factor: float = 1.0  # pushes are so many times as large, because parameters move with them
+    push_factor: float = 1.0  # factor on the bytes of pushes, because parameters move with them
     redirects: int = 0  # servers that forward requests to others
     blocked_until_seconds: float = -np.inf
     holders: tuple[
@@ -295,8 +296,8 @@ def build(
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
-        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.replicates)
-    if space.skips_pulls:
+        arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
+    if space.may_have(OF_PULLS):
         # Of the messages of a cycle, half are of its pull.
         messages = workload.demand.message_seconds * (len(setting.servers) + effects.redirects)
         silent = np.full(len(names), messages + cluster.latency_seconds * (1 + (effects.redirects > 0)))
@@ -447,7 +448,7 @@ def served_rows(
     pushes: NDArray[np.float64],
     effects: Effects = NO_EFFECTS,
 ) -> NDArray[np.float64]:
-    """What completed pushes of so many rows of each block, [b], and the pulls before them cost every server, [k, 4]: the
+    """What completed `pushes` of rows of each block, [b], and the `pulls` before them cost every server, [k, 4]: the
     columns of `served`."""
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     pulled, pushed = pulls @ np.asarray(place.pulled), pushes @ np.asarray(place.pushed)

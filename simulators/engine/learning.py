@@ -21,10 +21,11 @@ from jax.typing import ArrayLike
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
-from simulators.engine.optimizers import OUTER, REVISING, optimizer
+from simulators.engine.limits import REVISING, check_learning
+from simulators.engine.optimizers import OUTER, optimizer
 from simulators.workloads.workload import Embedding, Workload
 from tuners.actions import Rejected, Space
-from tuners.settings import Choice
+from tuners.settings import OF_CHECKPOINTS, Choice
 
 __all__ = [
     "GradientTable",
@@ -101,24 +102,14 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """
     if workload.proxy is None:
         return None
-    if workload.optimizer in REVISING and workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of gradients by {workload.optimizer!r}: each has a delay of its own; "
-            'use aggregation = "each".'
-        )
-    if workload.optimizer in REVISING and space.takes_local_steps:
-        raise Rejected(f"Cannot take local steps with {workload.optimizer!r}, which revises at the servers: use another.")
-    if space.skips_pulls and (space.takes_local_steps or workload.optimizer in REVISING):
-        what = "local steps" if space.takes_local_steps else f"{workload.optimizer!r}, which revises what it knows of a pull"
-        raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
-    knob = space.knob("batch_size")
-    choices = (space.whole_batch,) if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    rows = max(samples, *(min(int(c), _LEAST_ROWS) for c in choices), 1)
+    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.proxy.embedding is not None)
+    most = space.whole_batch if space.knob("batch_size") is None else _largest(space, "batch_size")
+    rows = max(samples, min(most, _LEAST_ROWS), 1)
     if workload.proxy.embedding is not None:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
-        rows = _most_samples(workload, space, samples)
-    batch = 1 << (rows - 1).bit_length()
-    proxy = workload.proxy
+        rows = _most_samples(space, samples)
+    batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
+    cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
     return LearningProgram(
         proxy.losses,
         proxy.correct,
@@ -126,7 +117,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         workload.aggregation,
         batch,
         proxy.embedding,
-        0 if proxy.embedding is None else min(space.most_cached_rows, proxy.embedding.rows),
+        0 if proxy.embedding is None else min(cached, proxy.embedding.rows),
     )
 
 
@@ -136,14 +127,14 @@ def with_table(model: LearningProgram | None, space: Space) -> LearningProgram |
         return None
     what = "a model with embedding tables" if model.embedding is not None else ""
     what = what or (f"{model.optimizer!r}, which revises single gradients" if model.optimizer in REVISING else "")
-    what = what or ("checkpoints in place of replicas" if space.takes_checkpoints else "")
+    what = what or ("checkpoints in place of replicas" if space.may_have(OF_CHECKPOINTS) else "")
     if what:
         raise Rejected(f"Cannot keep a table of all workers' gradients with {what}: install another policy.")
     return model._replace(aggregation="table")
 
 
 def regrouped(model: LearningProgram, inputs: EngineInputs, learned: Learned) -> Learned:
-    """The same with what the servers keep of gradients under the aggregation of `model`, as yet of none."""
+    """`learned` without the gradients that servers keep, ready for the aggregation of `model`."""
     return learned._replace(group=_no_group(model, inputs, learned.parameters))
 
 
@@ -158,32 +149,18 @@ def _no_group(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
     return GradientTable(sums, counts, totals, within, jnp.zeros((), jnp.int32))
 
 
-def _most_samples(workload: Workload, space: Space, samples: int) -> int:
-    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for what its sparse
-    gradients do not go with."""
-    if workload.optimizer != "sgd":
-        raise Rejected(
-            f"Cannot apply the sparse gradients of embedding tables by {workload.optimizer!r}, whose slots are dense: "
-            'use optimizer = "sgd".'
-        )
-    if workload.aggregation != "each":
-        raise Rejected(
-            f"Cannot apply the {workload.aggregation} of the sparse gradients of embedding tables, which touch different "
-            'rows: use aggregation = "each".'
-        )
-    if space.takes_local_steps:
-        raise Rejected(
-            "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
-            "1 and outer_momentum at 0."
-        )
-    if space.skips_pulls:
-        raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
-    knob = space.knob("batch_size")
-    free = () if knob is None else knob.options if isinstance(knob, Choice) else (knob.high,)
-    loads = [k for k in space.knobs if k.name.startswith("load/")]
-    loaded = sum(int(max(k.options) if isinstance(k, Choice) else k.high) for k in loads) if not space.whole_batch else 0
+def _largest(space: Space, name: str) -> int:
+    """The largest value of the knob `name`; 0 where that is held."""
+    knob = space.knob(name)
+    return 0 if knob is None else int(max(knob.options) if isinstance(knob, Choice) else knob.high)
+
+
+def _most_samples(space: Space, samples: int) -> int:
+    """The largest mini-batch of a worker that a job with embedding tables can have. Raises Rejected for a larger one."""
+    loads = [] if space.whole_batch else [k.name for k in space.knobs if k.name.startswith("load/")]
+    loaded = sum(_largest(space, name) for name in loads)
     start = max([space.base.batch_size, *map(sum, space.base.loads)])
-    most = max(start, *map(int, free), loaded, space.whole_batch)
+    most = max(start, _largest(space, "batch_size"), loaded, space.whole_batch)
     if samples > most:
         raise Rejected(f"Cannot compute mini-batches of {samples} samples: with embedding tables, {most} are most here.")
     return most

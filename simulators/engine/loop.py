@@ -678,7 +678,7 @@ def workers_stopped(state: State, nodes: NDArray[np.bool_], now: float) -> State
 
 
 def with_tokens(state: State, tokens: Array) -> State:
-    """The job with so many tokens in its nodes' buckets."""
+    """The job with these `tokens`, [k], in its nodes' buckets."""
     return state._replace(clock=state.clock._replace(flight=state.clock.flight._replace(tokens=tokens)))
 
 

@@ -50,7 +50,7 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
 
 
 def uneven(limits: Array, capacity: Array, active: Array, weights: Array) -> Array:
-    """As `waterfill`, but each transfer gets so many times the water level, [k], up to its limit."""
+    """As `waterfill`, but each transfer gets its weight, [k], times the water level, up to its limit."""
     full_at = limits / weights
     lower = (full_at[None, :] < full_at[:, None]) & active[None, :]
     used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["OPTIMIZERS", "OUTER", "REVISING", "optimizer", "slots"]
+__all__ = ["OPTIMIZERS", "OUTER", "WITH_MOMENTUM", "optimizer", "slots"]
 
 
 class _Revised(NamedTuple):
@@ -58,8 +58,8 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], optax.GradientTransformation]] = {
     "adadelta": lambda rate, _: optax.adadelta(rate),
     "adarevision": lambda rate, _: _adarevision(rate),
 }
-REVISING = ("adarevision",)
-"""Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
+WITH_MOMENTUM = ("momentum", "nesterov")
+"""Optimizers that a setting's `momentum` matters to; the others leave it out."""
 
 OUTER = "nesterov"
 """The servers' optimizer for what workers change in local steps, as in DiLoCo (Douillard et al. 2023)."""
@@ -68,7 +68,7 @@ OUTER = "nesterov"
 def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTransformationExtraArgs:
     """The transformation that servers apply to a gradient (or to a group's sum or mean).
 
-    `momentum` matters to "momentum" and "nesterov" only, as a heavy ball. Raises ValueError for an unknown name.
+    `momentum` matters to those of `WITH_MOMENTUM` only, as a heavy ball. Raises ValueError for an unknown name.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"Cannot apply gradients with {name!r}: choose one of {', '.join(OPTIMIZERS)}.")
@@ -77,6 +77,6 @@ def optimizer(name: str, learning_rate: Any, momentum: Any) -> optax.GradientTra
 
 @cache
 def slots(name: str) -> int:
-    """How many numbers servers keep for every parameter beside itself."""
+    """How many numbers servers keep for every parameter besides the parameter itself."""
     kept = jax.eval_shape(optimizer(name, 0.0, 0.0).init, np.zeros(1))
     return sum(x.size for x in jax.tree.leaves(kept) if x.ndim)

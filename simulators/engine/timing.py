@@ -58,7 +58,7 @@ class Flight(NamedTuple):
     arrivals: Array  # int32 scalar: how many transfers began
     server_free_seconds: Array  # scalar: when the apply queue will be empty
     tokens: Array  # [k] in each node's bucket; [0] where no node has one
-    late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] likewise
+    late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] as above
 
 
 def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
@@ -126,7 +126,7 @@ def to_next_push(
             moved = moved._replace(
                 tokens=jnp.where(due, kept, flight.tokens), late_bytes=jnp.where(due, late, flight.late_bytes)
             )
-            ends = due & ~emptied  # nobody's phase ends when a bucket empties; the next turn computes rates anew
+            ends = due & ~emptied  # no worker's phase ends when a bucket empties; the next turn computes rates anew
         flight, pushed = _next_phase(inputs, moved, worker, now, ends)
         return _Turn(jnp.where(due, now, seconds), flight, worker, pushed, ~due)
 
@@ -167,13 +167,13 @@ def catch_up(
 
 
 def shifted(flight: Flight, seconds: float) -> Flight:
-    """The same flight, so many seconds later."""
+    """The same flight, `seconds` later."""
     since, free = np.asarray(flight.since) + seconds, np.asarray(flight.server_free_seconds) + seconds
     return flight._replace(since=cast(Any, since), server_free_seconds=cast(Any, free))
 
 
 def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
-    """What buckets hold, [k], after so many seconds in which no node sends."""
+    """What buckets hold, [k], after `seconds` in which no node sends."""
     if not len(inputs.bucket_bytes):
         return tokens
     # A bucket without end is always full and gains nothing; its infinite refill times 0 seconds would be nan.
@@ -182,7 +182,7 @@ def refilled(inputs: EngineInputs, tokens: Array, seconds: ArrayLike) -> Array:
 
 
 def _late_bytes(inputs: EngineInputs, tokens: Array, drains: Array, seconds: ArrayLike) -> Array:
-    """What nodes whose bucket is empty send for workers in so many seconds, [k]; 0 for the others."""
+    """What nodes whose bucket is empty send for workers in `seconds`, [k]; 0 for the others."""
     empty = tokens <= 0
     sent = jnp.where(empty, drains + inputs.bucket_refill - inputs.bucket_taken, 0.0)
     return jnp.where(empty, jnp.maximum(sent, 0.0) * seconds, 0.0)

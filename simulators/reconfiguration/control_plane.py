@@ -27,7 +27,7 @@ class ControlPlane:
     def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
         self.env = simpy.Environment()
         self._nodes = tuple(name for name, _ in cluster.nodes)
-        self._delays: list[LinkDelay] = []  # in force just now
+        self._delays: list[LinkDelay] = []  # in force at present
         self.disturbance = Disturbance(np.ones(len(self._nodes)), np.zeros(len(self._nodes)))  # changed in place
         self._present = set(self._nodes) - absent_at_start(conditions)
         self._leaving: set[str] = set()

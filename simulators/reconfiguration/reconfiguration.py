@@ -11,7 +11,7 @@ A plan is a DAG of steps from one setting to another, by each of three methods:
 A `Reconfiguration` makes the plan and carries it out while the branch trains. The steps of the plan are SimPy processes,
 which run concurrently (`_Steps`). Two things flow between steps and training:
 
-* Steps tell the branch what the cluster is like just now: which workers may begin a mini-batch, how the model is divided,
+* Steps tell the branch what the cluster is like at present: which workers may begin a mini-batch, how the model is divided,
   what bandwidth is left (`Reconfiguration.apply_effects`).
 * The branch tells the steps which worker has pushed and which nodes are at rest (`Reconfiguration.progress`): a worker
   stops after the mini-batch that it is at, and with relocation on demand a parameter moves with the push of a worker that
@@ -279,6 +279,8 @@ class Reconfiguration:
         self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `apply_effects`
         self._applied: tuple[Setting, Effects] | None = None
         self._begun_seconds = 0.0
+        # While all old workers have stopped and no new one has started, nobody trains, whatever the method:
+        self._idle_seconds, self._idle_from = 0.0, math.inf  # in the plan in progress; since when, inf: somebody trains
         # Of plans that losses have interrupted:
         self._earlier_stall_seconds = self._earlier_bytes = 0.0
         self._earlier_steps: tuple[str, ...] = ()
@@ -294,7 +296,7 @@ class Reconfiguration:
     @property
     def quiescent(self) -> bool:
         """Whether no worker trains until it is over."""
-        return self._steps is not None and self._steps.quiescent
+        return self._steps is not None and self._steps.plan.quiescent
 
     @property
     def trains(self) -> bool:
@@ -303,7 +305,7 @@ class Reconfiguration:
 
     @property
     def follows_pushes(self) -> bool:
-        """Whether it must be told of every single push just now."""
+        """Whether a single push can change something at present, so that it must be told of each."""
         return self._steps is not None and self._steps.follows_pushes
 
     @property
@@ -337,10 +339,10 @@ class Reconfiguration:
         wanted, policy, completes = branch.setting, branch.policy, True
         if steps is not None:
             steps.cancel()
-            completes = not self._requested or not lost & {*steps.new.workers, *steps.new.servers}
-            wanted = steps.new if self._requested and completes else steps.old
+            completes = not self._requested or not lost & {*steps.ends.new.workers, *steps.ends.new.servers}
+            wanted = steps.ends.new if self._requested and completes else steps.ends.old
             policy = self._policy if completes else self._old_policy
-            branch.restore(steps.old, self._old_policy)
+            branch.restore(steps.ends.old, self._old_policy)
         # Nodes that a step had already deleted are lost as well: a roll-back would need them.
         lost |= frozenset((*branch.setting.workers, *branch.setting.servers)) - self._control.present
         lost |= self._lost
@@ -364,7 +366,7 @@ class Reconfiguration:
             self._start(_WAIT, wanted, policy, lost, now)
             return True
         half_way = steps is not None and self._requested
-        servers = {*branch.setting.servers, *(steps.new.servers if steps is not None else ())}
+        servers = {*branch.setting.servers, *(steps.ends.new.servers if steps is not None else ())}
         if branch.setting.checkpoint_seconds and lost & servers:
             # No replicas: the whole model is as the last checkpoint has it.
             half_way = True
@@ -389,11 +391,13 @@ class Reconfiguration:
             self._finish(now)
 
     def apply_effects(self, now: float) -> None:
-        """Let the branch train on the cluster as the steps have it just now; workers that may begin, begin."""
+        """Let the branch train on the cluster as the steps have it at present; workers that may begin, begin."""
         steps, branch, disturbance = self._started, self.branch, self._control.disturbance
-        switched = steps.switched and branch.setting != steps.new
+        switched = steps.switched and branch.setting != steps.ends.new
         has_work = switched and branch.install(self._prepared(), disturbance)
         setting, effects = steps.setting, steps.effects
+        self._idle_seconds = self._idle_until(now)
+        self._idle_from = math.inf if setting.workers else now
         if self._waits or not setting.workers:  # all have stopped, and no other has begun
             branch.without_workers()
         elif (setting, effects) != self._applied:
@@ -405,14 +409,15 @@ class Reconfiguration:
         if joined:
             # A node that joins has no mini-batch yet; its waiting is counted from now.
             branch.stop_workers(joined, now)
-        if (joined or switched or has_work) and not steps.quiescent:
+        if (joined or switched or has_work) and not steps.plan.quiescent:
             branch.launch_waiting_workers()
 
     def cost(self, now: float) -> Cost:
         """What it has cost until `now`."""
         steps = self._started
-        # A quiescent plan stalls training for all its time; others slow it down.
-        stalled = self._earlier_stall_seconds + (now - steps.begun_seconds if steps.quiescent else 0.0)
+        # A quiescent plan stalls training for all its time; others slow it down, and stall it while there is no worker.
+        stalled = self._earlier_stall_seconds
+        stalled += now - steps.begun_seconds if steps.plan.quiescent else self._idle_until(now)
         return Cost(
             seconds=now - self._begun_seconds,
             stall_seconds=stalled,
@@ -421,6 +426,10 @@ class Reconfiguration:
             steps=(*self._earlier_steps, *steps.completed),
             done=not self._rolled_back and steps.finished,
         )
+
+    def _idle_until(self, now: float) -> float:
+        """Seconds of the plan in progress in which it had no worker."""
+        return self._idle_seconds + max(now - self._idle_from, 0.0)
 
     def cancel(self) -> None:
         """Give up the steps that are not completed; the branch stays what it is."""
@@ -438,21 +447,22 @@ class Reconfiguration:
         self._control.settle()
         self._policy, self._old_policy = policy, branch.policy
         self._workers, self._applied = frozenset(branch.setting.workers), None
+        self._idle_seconds, self._idle_from = 0.0, math.inf
         if plan.quiescent:
             branch.stop_all(now)
 
     def _finish(self, now: float) -> None:
         steps, branch, new_policy = self._started, self.branch, self._policy is not self.branch.policy
         has_work = branch.install(self._prepared(), self._control.disturbance)
-        if steps.quiescent:
+        if steps.plan.quiescent:
             branch.stop_all(now)
             branch.launch(branch.inputs.active)
-        elif new_policy or has_work or self._lost or frozenset(branch.setting.workers) != frozenset(steps.old.workers):
+        elif new_policy or has_work or self._lost or frozenset(branch.setting.workers) != frozenset(steps.ends.old.workers):
             branch.launch_waiting_workers()
         self.over = True
 
     def _prepared(self) -> PreparedSetting:
-        return self._target or self.branch.context.prepare(self._started.new, self._policy)
+        return self._target or self.branch.context.prepare(self._started.ends.new, self._policy)
 
     @property
     def _started(self) -> _Steps:
@@ -537,6 +547,63 @@ class _Placement:
         return {n: s / total for n, s in found.items() if s > 1e-12}
 
 
+class _OnDemand:
+    """The parameters that relocation has not moved yet: pushes carry them to their new owner, or else a sweep does."""
+
+    def __init__(self, model_blocks: int, touched_fraction: float) -> None:
+        self._model_blocks, self._touched = model_blocks, touched_fraction
+        self._sweeps: dict[int, Step] = {}  # in progress, by their index in the plan
+        self._left = 1.0  # of their parameters, the part that no push has carried
+        self._fresh: set[str] = set()  # workers whose mini-batch began after the graph was switched
+
+    def begin(self, index: int, sweep: Step) -> None:
+        """The sweep in the background begins."""
+        self._sweeps[index] = sweep
+
+    def end(self, index: int) -> None:
+        """All parameters of that sweep are with their new owner."""
+        del self._sweeps[index]
+
+    def started(self, worker: str) -> None:
+        """`worker` has begun to work after the switch, so its first push carries parameters, too."""
+        self._fresh.add(worker)
+
+    @property
+    def move_with_pushes(self) -> bool:
+        """Whether the next push can carry parameters."""
+        return bool(self._sweeps) and self._touched > 0
+
+    def pushed(self, worker: str) -> float | None:
+        """`worker` has completed a push. Returns the part of the unmoved parameters that it leaves; None: it moves none."""
+        if not self._sweeps:
+            return None
+        if worker not in self._fresh:
+            # This push belongs to a pull from before the switch, and carries nothing to a new owner; the next one does.
+            self._fresh.add(worker)
+            return None
+        self._left *= 1.0 - self._touched
+        return 1.0 - self._touched
+
+    @property
+    def unmoved(self) -> float:
+        """The part of the whole model that is still with its old owners."""
+        return self._left * sum(s.blocks for s in self._sweeps.values()) / self._model_blocks
+
+    def pull_shares(self, model_shares: Mapping[str, float]) -> dict[str, float] | None:
+        """The share of each server in a pull, where the new setting has these model shares; None: the same.
+
+        Parameters that have not moved yet are pulled from their old owner.
+        """
+        if not self.unmoved > 0:
+            return None
+        shares = dict(model_shares)
+        for _, step in sorted(self._sweeps.items()):
+            part = self._left * step.blocks / self._model_blocks
+            shares[step.node] = shares.get(step.node, 0.0) + part
+            shares[step.to] = max(shares[step.to] - part, 0.0)
+        return {n: s for n, s in shares.items() if s > 0}
+
+
 class _Steps:
     """Carries out a plan from the moment it is made: one SimPy process per step."""
 
@@ -550,10 +617,11 @@ class _Steps:
         touched_fraction: float,
         load: Load,
     ) -> None:
-        self._control, self._transfers, self._plan, self._costs = control, transfers, plan, costs
+        self.plan, self.ends = plan, ends
+        self._control, self._transfers, self._costs = control, transfers, costs
         env = self._env = control.env
-        self._ends, self._touched = ends, touched_fraction
         self._placement = _Placement(plan, ends, costs, load)
+        self._on_demand = _OnDemand(costs.model_blocks, touched_fraction)
         self.begun_seconds = float(env.now)
         self.completed: list[str] = []  # names of steps, in order of completion
         self.bytes_moved = 0.0
@@ -561,60 +629,43 @@ class _Steps:
         self._stopping: dict[str, simpy.Event] = {}  # workers at their last mini-batch
         self._stopped: set[str] = set()
         self._started: list[str] = []
-        self._sweeps: set[int] = set()  # steps whose parameters have not all got to their new owner
-        self._left = 1.0  # of those parameters, the part that no push has carried there
-        self._fresh: set[str] = set()  # workers whose mini-batch began after the graph was switched
         self._ended = [env.event() for _ in plan.steps]
         self._processes = [env.process(self._step(i)) for i in range(len(plan.steps))]
 
-    # --------------------------------------------------------------------------------------------------- as it is just now
-
-    @property
-    def quiescent(self) -> bool:
-        """Whether no worker trains meanwhile."""
-        return self._plan.quiescent
+    # ---------------------------------------------------------------------------------------------- the cluster at present
 
     @property
     def finished(self) -> bool:
         return all(e.triggered for e in self._ended)
 
     @property
-    def new(self) -> Setting:
-        return self._ends.new
-
-    @property
-    def old(self) -> Setting:
-        return self._ends.old
-
-    @property
     def needed_nodes(self) -> frozenset[str]:
         """Nodes of the new setting, and those of the old one that are not deleted yet."""
-        old, new = self._ends.old, self._ends.new
+        old, new = self.ends.old, self.ends.new
         gone = {n for n in (*old.workers, *old.servers) if f"delete {n}" in self.completed}
-        return frozenset((*new.workers, *new.servers, *old.workers, *old.servers)) - gone - self._ends.lost
+        return frozenset((*new.workers, *new.servers, *old.workers, *old.servers)) - gone - self.ends.lost
 
     @property
     def workers(self) -> frozenset[str]:
         """Workers that may begin a mini-batch."""
-        working = self._ends.new.workers if self.switched else self._working()
-        return frozenset(working) - self._stopping.keys() - self._ends.lost
+        working = self.ends.new.workers if self.switched else self._working()
+        return frozenset(working) - self._stopping.keys() - self.ends.lost
 
     @property
     def follows_pushes(self) -> bool:
         """Whether a push can change anything: parameters move with it, or a worker stops after it."""
-        carried = self.switched and bool(self._sweeps) and self._touched > 0
-        return carried or bool(self._stopping) or bool(self._ends.lost)
+        return self._on_demand.move_with_pushes or bool(self._stopping) or bool(self.ends.lost)
 
     @property
     def setting(self) -> Setting:
-        """The setting between old and new that holds just now.
+        """The setting between old and new that holds at present.
 
         Roles and shares follow the steps; the policy and the rest change last, or at once when the graph is switched.
         """
         if self.switched:
-            return self._ends.new
-        old, new = self._ends.old, self._ends.new
-        workers, rows = self._working(), self._ends.rows
+            return self.ends.new
+        old, new = self.ends.old, self.ends.new
+        workers, rows = self._working(), self.ends.rows
         shared, owners = self._placement.servers()
         return replace(
             old,
@@ -628,27 +679,16 @@ class _Steps:
 
     @property
     def effects(self) -> Effects:
-        """What the steps take from training just now."""
-        sweeping = [self._plan.steps[i] for i in sorted(self._sweeps)] if self.switched else []
-        unmoved = self._left * sum(s.blocks for s in sweeping) / self._costs.model_blocks
-        pulled = None
-        if unmoved > 0:
-            # Parameters that have not moved yet are pulled from their old owner.
-            new = self._ends.new
-            shares = dict(zip(new.servers, new.shares()[1], strict=True))
-            for step in sweeping:
-                part = self._left * step.blocks / self._costs.model_blocks
-                shares[step.node] = shares.get(step.node, 0.0) + part
-                shares[step.to] = max(shares[step.to] - part, 0.0)
-            pulled = {n: s for n, s in shares.items() if s > 0}
-        steps = (s for i, s in enumerate(self._plan.steps) if not self._ended[i].triggered)
+        """What the steps take from training at present."""
+        new = self.ends.new
+        steps = (s for i, s in enumerate(self.plan.steps) if not self._ended[i].triggered)
         moving = {s.node for s in steps if s.of == "model" and s.kind != "copy"}
         return Effects(
             workers=self.workers,
             out=self._transfers.out,
             into=self._transfers.into,
-            pull_shares=pulled,
-            push_factor=1.0 + unmoved,
+            pull_shares=self._on_demand.pull_shares(dict(zip(new.servers, new.shares()[1], strict=True))),
+            push_factor=1.0 + self._on_demand.unmoved,
             redirects=len(moving),
             blocked_until_seconds=self._transfers.busy_until_seconds("model"),
             holders=self._placement.holders() if self._placement.replicated else (),
@@ -656,14 +696,9 @@ class _Steps:
 
     def pushed(self, worker: str) -> None:
         """`worker` has completed a push, now."""
-        if not self._sweeps or not self.switched:
-            return
-        if worker not in self._fresh:
-            # This push belongs to a pull from before the switch, and carries nothing to a new owner; the next one does.
-            self._fresh.add(worker)
-            return
-        self._left *= 1.0 - self._touched
-        self._transfers.scale(1.0 - self._touched)
+        left = self._on_demand.pushed(worker)
+        if left is not None:
+            self._transfers.scale(left)
 
     def at_rest(self, nodes: Collection[str]) -> None:
         """These nodes are in no mini-batch, now."""
@@ -683,7 +718,7 @@ class _Steps:
     # ------------------------------------------------------------------------------------------------------- one step each
 
     def _step(self, index: int) -> Generator[simpy.Event, Any, None]:
-        step = self._plan.steps[index]
+        step = self.plan.steps[index]
         try:
             yield self._env.all_of([self._ended[i] for i in step.after])
             yield from self._carry_out(index, step)
@@ -701,20 +736,20 @@ class _Steps:
         elif step.kind == "start":
             yield self._env.timeout(step.seconds)
             self._started.append(step.node)
-            self._fresh.add(step.node)
+            self._on_demand.started(step.node)
         elif step.kind in ("move", "copy"):
             yield from self._move(step)
         elif step.kind == "sweep":
-            self._sweeps.add(index)
+            self._on_demand.begin(index, step)
             yield self._send(step, step.bytes_moved, self._costs.sweep_bytes_per_second, "sweep")
-            self._sweeps.discard(index)
+            self._on_demand.end(index)
         else:
             yield self._env.timeout(step.seconds)
             self.bytes_moved += step.bytes_moved
-            self.switched = self.switched or (self._plan.on_demand and step.kind == "graph")
+            self.switched = self.switched or (self.plan.on_demand and step.kind == "graph")
 
     def _move(self, step: Step) -> Generator[simpy.Event, Any, None]:
-        """A handshake, then so many blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
+        """A handshake, then some blocks at a time: their owner changes, and their bytes follow (Cruise, Section IV-B).
 
         The handshakes of later blocks overlap with the bytes of earlier ones, so a move of many small blocks has one to wait
         for, as any other.
@@ -735,6 +770,6 @@ class _Steps:
 
     def _working(self) -> tuple[str, ...]:
         """Workers that have not stopped yet, and those that have started."""
-        old, new = self._ends.old, self._ends.new
+        old, new = self.ends.old, self.ends.new
         kept = tuple(w for w in old.workers if w not in self._stopped)
         return kept + tuple(w for w in new.workers if w in self._started)

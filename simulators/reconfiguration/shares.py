@@ -15,7 +15,7 @@ __all__ = ["block_counts", "copies_of_blocks", "moves", "moves_of_blocks", "surv
 
 
 def block_counts(members: tuple[str, ...], shares: tuple[float, ...], blocks: int) -> dict[str, int]:
-    """So many blocks divided by largest remainder; of equal remainders the first member gets more."""
+    """`blocks` divided among members by largest remainder; of equal remainders the first member gets more."""
     exact = [share * blocks for share in shares]
     counts = [math.floor(x + 1e-9) for x in exact]  # 0.29 * 100 is 28.999999999999996
     order = sorted(range(len(members)), key=lambda i: (counts[i] - exact[i], i))

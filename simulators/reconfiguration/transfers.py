@@ -36,7 +36,7 @@ class Transfers:
         self._version = 0
 
     def send(self, source: str, target: str, size_bytes: float, *, group: str, group_bytes_per_second: float) -> simpy.Event:
-        """Begin to send so many bytes; the event happens when they have arrived.
+        """Begin to send `size_bytes`; the event happens when they have arrived.
 
         All transfers of one `group` share `group_bytes_per_second`.
         """
@@ -62,7 +62,7 @@ class Transfers:
 
     @property
     def out(self) -> dict[str, float]:
-        """Bytes per second that transfers take from each node's outgoing NIC just now."""
+        """Bytes per second that transfers take from each node's outgoing NIC at present."""
         return self._used("source")
 
     @property

@@ -31,12 +31,13 @@ from simulators.workloads.data_tables import (
     Ratings,
     Source,
 )
-from simulators.workloads.model_tables import Model
+from simulators.workloads.model_tables import FactorisationMachine, Model
 from simulators.workloads.workload import Demand, Proxy, Workload
 from tuners.near_names import near_keys, near_names
 
 __all__ = [
     "dataset",
+    "gradients_of",
     "learnt",
     "load_workloads",
     "usual_values",
@@ -127,6 +128,15 @@ def learnt(
     """Model and data of the named workload with `overrides`; (None, None) if it is timing-only. Raises as `workload`."""
     job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
     return job.model, job.data
+
+
+def gradients_of(
+    name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None
+) -> tuple[str, str, bool] | None:
+    """Optimizer and aggregation of the named workload's gradients, and whether they are rows of embedding tables; None if
+    it is timing-only. Raises as `workload`, but makes no model."""
+    job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
+    return None if job.model is None else (job.optimizer, job.aggregation, isinstance(job.model, FactorisationMachine))
 
 
 def workloads() -> dict[str, str]:

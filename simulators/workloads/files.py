@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simulators.workloads.datasets import Dataset, split
 
-__all__ = ["cifar10", "libsvm", "mnist", "read_cifar10_batch", "read_idx"]
+__all__ = ["cifar10", "libsvm", "mnist", "read_idx"]
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
@@ -65,12 +65,12 @@ def read_idx(path: Path | str) -> NDArray[np.generic]:
 def cifar10(folder: Path | str) -> Dataset:
     """CIFAR-10's binary version (data_batch_1..5.bin, test_batch.bin): 32x32x3 in [0, 1], channels last, 50,000 + 10,000."""
     folder = _folder(folder, "CIFAR-10")
-    batches = [read_cifar10_batch(_find(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
+    batches = [_read_cifar10_batch(_find(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
     train = tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
-    return Dataset(train, read_cifar10_batch(_find(folder, "test_batch.bin")), 10, (32, 32, 3))
+    return Dataset(train, _read_cifar10_batch(_find(folder, "test_batch.bin")), 10, (32, 32, 3))
 
 
-def read_cifar10_batch(path: Path | str) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def _read_cifar10_batch(path: Path | str) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """One binary batch: rows of a label and 3,072 pixels, planes of red, green and blue."""
     path = Path(path)
     content = _read(path)

@@ -48,7 +48,7 @@ class NextCharacter(NamedTuple):
 
 
 def text(characters: int, seed: int = 0) -> NDArray[np.int32]:
-    """So many characters of text, as numbers of `ALPHABET`, [characters]."""
+    """A text of that length, as numbers of `ALPHABET`, [characters]."""
     if characters < 1:
         raise ValueError(f"Cannot draw {characters} characters of text: give 1 or more.")
     rng = np.random.default_rng(seed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tuners import policies
 from tuners.actions import Push, Rejected
+from tuners.settings import POLICIES
 
 K = 5
 ORDERS = st.lists(st.integers(0, K - 1), min_size=1, max_size=80)
@@ -282,7 +283,7 @@ def test_sync_switch_is_bsp_and_then_asp(order, active, clocks):
         assert number == 0 or m.release.sum() == 1
 
 
-@pytest.mark.parametrize("name", policies.names())
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_name_makes_a_policy(name):
     assert policies.named(name, 3).name.startswith(name)
 

@@ -126,6 +126,7 @@ def read(path: Path) -> Imported:
 
 
 def _from_exports(paths: list[Path], root: Path) -> Imported:
+    """The recording from a folder of exported CSV files per run."""
     losses, runs, inputs = [], [], list(paths)
     accuracies = [pl.DataFrame(schema=_ACCURACY.schema)]
     for one in paths:
@@ -185,6 +186,7 @@ def _schedule(folder: str, dataset: str) -> tuple[str | None, pl.Expr]:
 
 
 def _tables(loss: pl.DataFrame, accuracy: pl.DataFrame, runs: pl.DataFrame, phases: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """The tables of a trace from losses, accuracies, runs and phases."""
     progress = pl.concat(
         [
             loss.select(run="run_id", seconds="wall_s", steps="step", policy="policy", training_loss="loss"),

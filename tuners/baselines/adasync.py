@@ -69,7 +69,7 @@ def adasync_policy(initial: int) -> SyncPolicy:
 
 
 def grow(state: AdaptiveGroup, push: Push) -> tuple[AdaptiveGroup, Decision]:
-    """Count a push; where it completes a group, release who waits and set the K of the next one."""
+    """Count a push; where it completes a group, release the workers that wait, and set the K of the next one."""
     workers = jnp.sum(push.active)
     seen, pushed = state.seen + 1, state.pushed + 1
     loss = state.loss + (push.loss - state.loss) / jnp.minimum(seen, _WINDOW * workers)

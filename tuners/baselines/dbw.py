@@ -14,7 +14,7 @@ j-th gradient of a round lowers the loss of its own mini-batch by about (eta - L
 decrease of the mean loss from round to round. Where servers apply each gradient by itself at the full rate, or sum them, a
 round of k gradients is k steps, so G(k) is in proportion to k. The loss that must not rise is a moving average, because the
 means of single rounds of small batches rise by chance. T(k) depends on the k of the round before, too, in the paper, which
-estimates a matrix under constraints; here it is one moving average per k, made monotone. Nobody tells a policy when its
+estimates a matrix under constraints; here it is one moving average per k, made monotone. A policy is not told when its
 first round began, so no gradient of it can be timed: it ends with half of the workers, because to wait for all would measure
 nothing and cost the slowest worker's time (the README of this folder has the seconds). The second round waits for all. Live
 servers refuse policies that probe where they group gradients; the job then goes on as it is.

@@ -43,9 +43,14 @@ def _nothing_to_set_for_ssp(job: Job, staleness: int = 3) -> str:
 
 
 def _nothing_to_set_for_dssp(job: Job, low: int = 3, high: int = 15) -> str:
+    named = _named_dssp(job, low, high)
+    return policy_cannot_be_installed(job) if named is None else _nothing_to_change(job, named)
+
+
+def _named_dssp(job: Job, low: int, high: int) -> Setting | None:
+    """The setting that names this policy. A setting names only the lower bound; None: another range has to be installed."""
     same = policies.named("dssp", low).name == policies.dssp(low, high).name
-    named = replace(job.start, policy="dssp", staleness=low)
-    return _nothing_to_change(job, named) if same else policy_cannot_be_installed(job)
+    return replace(job.start, policy="dssp", staleness=low) if same else None
 
 
 def _nothing_to_change(job: Job, wanted: Setting) -> str:
@@ -97,11 +102,7 @@ def dssp(job: Job, *, low: Whole = 3, high: Whole = 15) -> Tuner:
         low: the least bound, in clocks.
         high: the largest bound, in clocks.
     """
-    wanted = policies.dssp(low, high)
-    named = replace(job.start, policy="dssp", staleness=low)
-    # A setting names only the lower bound; another range has to be installed.
-    same = policies.named("dssp", low).name == wanted.name
-    yield from _under(named if same else None, wanted, job)
+    yield from _under(_named_dssp(job, low, high), policies.dssp(low, high), job)
 
 
 @nothing_to_tune_if(policy_cannot_be_installed)

@@ -107,7 +107,7 @@ def _drawn(
 
 
 def _stage(job: Job, courses: list[Course], epochs: int, plateau_epochs: int) -> Generator[Action[Any], Any, list[Course]]:
-    """Train each course for so many epochs in all."""
+    """Train each course up to that number of epochs in all."""
     trained = []
     for course in courses:
         trained.append((yield from train_on(job, course, plateau_epochs=plateau_epochs, epochs=epochs)))

@@ -22,7 +22,7 @@ __all__ = ["random_search"]
 def random_search(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None) -> Tuner:
     """Draw up to `trials` settings, every knob independently, and try them within `share` of the job's budget.
 
-    Each trial takes the same time, or so many `clocks` where that is given.
+    Each trial takes the same time, or `clocks` where that is given.
 
     Args:
         job: what is tuned.

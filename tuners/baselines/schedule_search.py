@@ -67,7 +67,7 @@ def uniform_gpus(job: Job) -> Tuner:
 def schedule_search(
     job: Job, *, kind: Literal["bandit", "gp", "cmaes", "tpe", "random"] = "bandit", evaluations: Count = 30
 ) -> Tuner:
-    """Try so many schedules on the running job, its start first, then keep the best that can still be run.
+    """Try `evaluations` schedules on the running job, its start first, then keep the best that can still be run.
 
     Raises ValueError for an unknown kind, and for fewer than one evaluation.
 
@@ -124,11 +124,7 @@ def _runnable(job: Job, point: Point, there: set[str]) -> Setting | None:
     """The setting of a point, without nodes that are gone; None where no worker or no server is left."""
     gone = {f"role/{n.name}": "idle" for n in job.nodes if n.name not in there and f"role/{n.name}" in point}
     wanted = job.space.setting(point | gone)
-    try:
-        job.space.check(wanted)
-    except Rejected:
-        return None
-    return wanted
+    return wanted if job.space.admits(wanted) else None
 
 
 def _searcher(job: Job, kind: str) -> Searcher:

@@ -23,7 +23,7 @@ __all__ = ["tpe"]
 def tpe(job: Job, *, trials: Count = 12, share: Share = 0.1, clocks: Count | None = None, startup: Whole = 5) -> Tuner:
     """Try up to `trials` settings, the first `startup` of them random, within `share` of the job's budget.
 
-    Each trial takes the same time, or so many `clocks` where that is given.
+    Each trial takes the same time, or `clocks` where that is given.
 
     Args:
         job: what is tuned.

@@ -236,17 +236,20 @@ class Paths:
         return found
 
 
-def draw_paths(part: Part, particles: _Floats, evidence: Evidence, rng: np.random.Generator, *, waves: int = 128) -> Paths:
+_WAVES = 128  # random Fourier features of a draw
+
+
+def draw_paths(part: Part, particles: _Floats, evidence: Evidence, rng: np.random.Generator) -> Paths:
     """One function per row of `particles` [N, columns], given the evidence.
 
     A Matérn-5/2 process has Student-t frequencies of 5 degrees of freedom.
     """
     values = part.values(particles)
     count, length = len(values), _shape(values)[1]
-    normal = rng.standard_normal((count, waves, part.width)) / length[:, None, None]
-    frequencies = normal / np.sqrt(rng.chisquare(5, (count, waves, 1)) / 5)
-    phases = rng.uniform(0, 2 * np.pi, (count, waves))
-    weights = rng.standard_normal((count, waves))
+    normal = rng.standard_normal((count, _WAVES, part.width)) / length[:, None, None]
+    frequencies = normal / np.sqrt(rng.chisquare(5, (count, _WAVES, 1)) / 5)
+    phases = rng.uniform(0, 2 * np.pi, (count, _WAVES))
+    weights = rng.standard_normal((count, _WAVES))
     noise = rng.standard_normal((count, len(evidence)))
     prior = Paths(part, values, frequencies, phases, weights, None, np.zeros((count, 0)))
     if not len(evidence):

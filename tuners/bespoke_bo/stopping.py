@@ -75,7 +75,7 @@ class JobCourse:
         return float(np.mean(self.changes)) if self.changes else 0.0
 
     def iterations_left(self, seconds: float, workers: int) -> float:
-        """Iterations to the target, for iterations of `seconds` by so many `workers`."""
+        """Iterations to the target, for iterations of `seconds` by that number of `workers`."""
         target, affordable = self.job.target, (self.job.budget_seconds - self.seconds) / seconds
         if target.metric == "clocks":
             left = (target.value - self.clocks) / workers

@@ -246,11 +246,7 @@ def proportional(job: Job, cluster: GroupedCluster) -> Setting | None:
     samples = dict(zip(weights, shared_out(list(weights.values()), cluster.batch), strict=True))
     rows = tuple(tuple(samples.get((i, d), 0) for d in range(len(n.devices))) for i, n in enumerate(job.nodes))
     wanted = setting(job, Schedule(tuple(n.name for i, n in enumerate(job.nodes) if i in serves), rows))
-    try:
-        job.space.check(wanted)
-    except Rejected:
-        return None
-    return wanted
+    return wanted if job.space.admits(wanted) else None
 
 
 def candidate_setting(job: Job, found: Candidate) -> Setting:

@@ -110,11 +110,11 @@ class Estimator:
         moved = 0.0 if self.origin == "first" else 1.0
         skipped = steps[0] - 1.0  # iterations by which the running mean moved the first point
         y = steps - steps[0] + moved if self.bound.anchored else segment.clocks_before + steps
-        x = np.maximum(self.bound.shape(losses, d), 0.0)
+        x = np.maximum(self.bound.shape(losses, d), 0.0)  # Eq. 3 is y = H x
         hidden = float(x @ y / (x @ x)) if x.any() else np.nan
         if not hidden > 0 or (self.falls is not None and not falls > self.falls):
             return Remaining(np.inf, False, hidden, d, falls)
-        total = hidden * float(self.bound.shape(np.array([epsilon]), d)[0])
+        total = hidden * float(self.bound.shape(np.array([epsilon]), d)[0])  # Eq. 4
         left = total + skipped if self.bound.anchored else total - segment.clocks_before
         return Remaining(max(left, 0.0), True, hidden, d, falls)
 

@@ -12,11 +12,11 @@ Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
 where trend and own rates are random effects with mean 0. Own rates count by what is left of them after two standard errors:
 without evidence of the opposite, seconds per clock and the pace alone decide between settings.
 
-* The pace is told by the level of the loss: with many workers the steps of stale gradients scatter, and the loss stands at
+* The pace is read from the level of the loss: with many workers the steps of stale gradients scatter, and the loss stands at
   several times what it falls to, within a round or two, under fewer. By Eq. 2, a curve that stands f times as high needs f
   times as many clocks to epsilon: a pace of 1 / f. Levels are random effects, too, and count by what is left after one
   standard error. Where the setting changes, half a stretch is left out for the transition.
-* A level is told within a stretch or two. An own rate takes long, and by then the job has slowed down or not for reasons of
+* A level shows within a stretch or two. An own rate takes longer, and by then the job has slowed down or not for reasons of
   its own, which Eq. 3 does not know; so own rates are kept small.
 * Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit
   transfer, the learning tunables. Threads and graph options cannot. Settings with like numbers of workers have like rates.
@@ -46,7 +46,7 @@ _Floats = NDArray[np.float64]
 
 _OWN = 0.1  # standard deviation of own rates, relative to the pace
 _OFFSET = 0.5  # standard deviation of the factors by which settings raise the loss, in the logarithm
-_WALK = 0.2  # the same of the course of the loss since the job began, beside its line
+_WALK = 0.2  # the same of the course of the loss since the job began, around its line
 _TREND = 0.3  # the same of the change of the rate since the job began
 _OTHER = 0.5  # correlation of the rates of two settings with equal workers that differ in policy or the like
 _SLOWEST = 0.1  # least progress per clock of a setting, relative to the job's, and least part of its clocks still to come
@@ -187,7 +187,7 @@ def _scatter(at: NDArray[np.intp], losses: _Floats) -> tuple[float, float, int, 
 
 
 def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) -> JobFit | None:
-    """The fit at so many `clocks` of the job. None with fewer than two levels.
+    """The fit after `clocks` of the job. None with fewer than two levels.
 
     `alike` [kinds, kinds] are the correlations of own rates. Raises ValueError for an epsilon that is not positive.
     """
@@ -227,7 +227,7 @@ def fitted_job(levels: Levels, alike: _Floats, clocks: float, epsilon: float) ->
 
 
 def _representative(count: int) -> NDArray[np.intp]:
-    """Of so many levels the first and the latest, and an even choice between: a fit takes the cube of their number."""
+    """The levels to fit, of `count`: the first, the latest, an even choice between. A fit takes the cube of these."""
     if count <= _MOST_LEVELS:
         return np.arange(count)
     latest = count - _MOST_LEVELS // 2
@@ -238,7 +238,7 @@ def _representative(count: int) -> NDArray[np.intp]:
 def _offsets(levels: Levels, alike: _Floats) -> _Floats:
     """By how much each kind of setting raises the logarithm of the loss while it is in force, [kinds].
 
-    They are random effects beside a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
+    They are random effects on a smooth course of the loss: a line over the logarithm of the clocks, and a random walk.
     """
     first = levels.clocks[levels.kind == levels.kind[0]][0]
     shape = np.column_stack([np.ones_like(levels.loss), np.log(levels.clocks + first)])
@@ -282,7 +282,7 @@ class LeastSquares:
         self.weighted: _Floats = self._solve(seen - shape @ self.found)  # residuals over the covariance of the noise
 
     def significant(self, shared: _Floats, variance: _Floats, errors: float = 1.0) -> _Floats:
-        """Predicted random effects [m], each nearer to zero by so many of its standard errors.
+        """Predicted random effects [m], each nearer to zero by `errors` of its standard errors.
 
         `shared` [n, m] are their covariances with the data, `variance` [m] their own before the data.
         """

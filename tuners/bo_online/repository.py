@@ -37,7 +37,7 @@ class Stretch(NamedTuple):
     segment: Segment
     seconds: float  # of all its clocks together
     loss_after: float  # level of the loss at its end
-    kind: Hashable = None  # what of the setting, beside the number of workers, may change the progress per clock
+    kind: Hashable = None  # what of the setting, besides the number of workers, may change the progress per clock
     samples: float = 0.0  # of all its clocks together
 
 

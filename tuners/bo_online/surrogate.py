@@ -46,6 +46,8 @@ __all__ = [
 _Floats = NDArray[np.float64]
 
 _KERNELS = {"matern12": "Exponential", "matern32": "Matern32", "matern52": "Matern52", "rbf": "RBF"}
+_WIDTH = 2.0  # of the confidence region on each side, in standard deviations
+_ROUNDS, _PARENTS = 5, 10  # of local search, and the best rows that each round starts from
 
 
 # ------------------------------------------------------------------------------------------------------------------- rows
@@ -337,9 +339,9 @@ def _standardised(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
     return np.clip(np.divide(off, deviation, out=np.copysign(np.inf, off), where=deviation > 0), -40.0, 40.0)
 
 
-def lower_bound(mean: _Floats, deviation: _Floats, best: float, width: float = 2.0) -> _Floats:
+def lower_bound(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
     """How far the lower end of the confidence region lies below `best`: larger is better. The order is that of GP-UCB."""
-    return best - (mean - width * deviation)
+    return best - (mean - _WIDTH * deviation)
 
 
 # ----------------------------------------------------------------------------------------------------------- maximisation
@@ -352,8 +354,6 @@ def best_rows(
     rng: np.random.Generator,
     *,
     draws: int = 1000,
-    rounds: int = 5,
-    parents: int = 10,
     offspring: int = 20,
 ) -> tuple[_Floats, _Floats]:
     """Rows of high score and their scores, best first, no row twice: uniform draws, then local search from the best rows.
@@ -364,8 +364,8 @@ def best_rows(
     rows = np.vstack([encoding.snap(starts), encoding.spread(rng.random((draws, knobs)))])
     rows = rows[_first_of_each(rows)]
     scores = score(rows)
-    for _ in range(rounds):
-        best = rows[_descending(scores)[:parents]]
+    for _ in range(_ROUNDS):
+        best = rows[_descending(scores)[:_PARENTS]]
         moved = encoding.snap(_moved(encoding, np.repeat(best, offspring, axis=0), rng))
         both, scores = np.vstack([rows, moved]), np.concatenate([scores, score(moved)])
         first = _first_of_each(both)

@@ -32,11 +32,11 @@ choose:
 * ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, in
   ever longer windows from one push of each worker on. The initial phase ends early where it would take more time than is
   left, and after it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are
-  proposed by the acquisition; beside them the best observed one is, so that the job goes back. The gate asks for the cost,
-  for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
+  proposed by the acquisition; the best observed one is proposed as well, so that the job can go back. The gate asks for the
+  cost, for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
   Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
-  job's time by now, beside those that save as much as they took. Decisions without a change make the search rarer: the 1st,
-  2nd, 4th, 8th.
+  job's time by now, not counting those that save as much as they took. Decisions without a change make the search rarer:
+  after the 1st, 2nd, 4th, 8th.
 * With ``pooled``, seconds per remaining clock do not depend on the loss, which is then no input of the model: its noise
   would make decisions. A setting that was observed is judged by its own estimate, another one by the model.
 * The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
@@ -82,7 +82,6 @@ __all__ = [
     "bo_online",
     "initial_rows",
     "kind_of",
-    "least_seconds_left",
     "proposals",
     "stretch_clocks",
 ]
@@ -181,54 +180,55 @@ def bo_online(
             "give at least 1 of each."
         )
     how = method if method in job.methods else None
-    at = JobHistory(job, knobs, couple_threads, estimator)
-    if not at.encoding.space.knobs:
+    history = JobHistory(job, knobs, couple_threads, estimator)
+    if not history.encoding.space.knobs:
         return
 
     def observed() -> Generator[Action[Any], Any, None]:
-        whole = clocks or stretch_clocks(at.setting, len(at.available), clocks_per_worker, per)
-        return _observe(at, whole, min(len(at.setting.workers), whole) if careful and not clocks else whole)
+        whole = clocks or stretch_clocks(history.setting, len(history.available), clocks_per_worker, per)
+        return _observe(history, whole, min(len(history.setting.workers), whole) if careful and not clocks else whole)
 
     def known() -> Observations:
-        at.end = threshold(job.target, at.evaluations, at.first_loss, epsilon)
-        observe = partial(triples, pooled=pooled, clocks=at.clocks, done=at.done, memory=at.memory)
-        return observe(at.stretches, job.target, job.budget_seconds, at.end, estimator, repeats, state)
+        history.epsilon = threshold(job.target, history.evaluations, history.first_loss, epsilon)
+        observe = partial(triples, pooled=pooled, clocks=history.clocks, done=history.done, memory=history.memory)
+        return observe(history.stretches, job.target, job.budget_seconds, history.epsilon, estimator, repeats, state)
 
     # The initialisation phase, III-B.
     yield from observed()
-    if at.blind:
+    if history.blind:
         return
-    began, rows = at.since, initial_rows(at.encoding, settings - (counting == "code"), at.rng, design)
+    began, rows = history.since, initial_rows(history.encoding, settings - (counting == "code"), history.rng, design)
     for tried, row in enumerate(rows):
-        spent = (at.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
-        if careful and spent > _SHARE[job.target.counts] * least_seconds_left(known()):
+        spent = (history.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
+        if careful and spent > _SHARE[job.target.counts] * _least_seconds_left(known()):
             break
-        if (yield from _begin_with(at, row, how, apart and frozenset({"SSR"}) not in {c.needed for c in at.changes})):
+        two_parts = apart and frozenset({"SSR"}) not in {c.needed for c in history.changes}
+        if (yield from _begin_with(history, row, how, two_parts)):
             yield from observed()
 
     # The online tuning phase, III-C.
     quiet, due = 0, False  # decisions since the last change; whether to search for a new setting
     while True:
-        # Where nothing pays, hardly anything is learnt: search for new settings less and less often.
+        # Where nothing pays, hardly anything is learnt: search after 1, 2, 4, 8, ... decisions without a change.
         due = due or (quiet > 0 and quiet & (quiet - 1) == 0)
-        search = not careful or (due and at.tried_seconds <= _SEARCH * at.since)
-        begun, due, quiet = at.since, due and not search, quiet + 1
-        for wanted in proposals(at, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
-            cost = change_seconds(at.changes, techniques(at.setting, wanted.setting), costs)
+        search = not careful or (due and history.tried_seconds <= _SEARCH * history.since)
+        begun, due, quiet = history.since, due and not search, quiet + 1
+        for wanted in proposals(history, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
+            cost = change_seconds(history.changes, techniques(history.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
-                if (yield from _change(at, wanted.setting, how)):
-                    at.trial, quiet = wanted.trial, 1
+                if (yield from _change(history, wanted.setting, how)):
+                    history.trial, quiet = wanted.trial, 1
                 break
         yield from observed()
-        if at.trial is not None and not at.trial.known:
-            at.trial = at.trial._replace(seconds=at.since - begun)
-            at.tried_seconds += at.since - begun
+        if history.trial is not None and not history.trial.known:
+            history.trial = history.trial._replace(seconds=history.since - begun)
+            history.tried_seconds += history.since - begun
 
 
 def stretch_clocks(
     setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] | None = None
 ) -> int:
-    """a, the clocks for which a setting is observed, on a cluster of so many nodes; the options are those of `bo_online`."""
+    """a, the clocks for which a setting is observed, on a cluster of `nodes` nodes; the options are those of `bo_online`."""
     rounds = setting.policy == "bsp"
     each = clocks_per_worker or (_ROUNDS if rounds else _PUSHES)
     return each * (len(setting.workers) if per == "workers" or (per is None and rounds) else nodes)
@@ -248,7 +248,7 @@ class JobHistory:
         self.evaluations: list[Evaluation] = []
         self.refused: set[Setting] = set()  # by the system, with its present nodes
         self.clocks, self.samples = 0, 0.0
-        self.end = np.nan  # epsilon
+        self.epsilon = np.nan  # the training loss at which the job ends; nan where that is not known
         self.since = 0.0  # second from which on the setting is in force
         self.loss = self.first_loss = np.nan  # present and first level
         self.fitted: tuple[int, GaussianPosterior] | None = None  # number of stretches at the last fit, and its posterior
@@ -273,13 +273,13 @@ class JobHistory:
 
     @property
     def state(self) -> float:
-        """The model's input beside the setting, now: the loss, or the remaining clocks or samples."""
+        """The model's input besides the setting, now: the loss, or the remaining clocks or samples."""
         return self.job.target.value - self.done if self.job.target.counts else self.loss
 
     @property
     def span(self) -> tuple[float, float]:
         """The state at the end and at the beginning of the job."""
-        return (0.0, self.job.target.value) if self.job.target.counts else (self.end, self.first_loss)
+        return (0.0, self.job.target.value) if self.job.target.counts else (self.epsilon, self.first_loss)
 
     @property
     def blind(self) -> bool:
@@ -342,44 +342,44 @@ class JobHistory:
 
 
 def kind_of(setting: Setting) -> tuple[object, ...]:
-    """What of a setting, beside the number of workers, may change the progress per clock."""
+    """What of a setting, besides the number of workers, may change the progress per clock."""
     return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
-def _change(at: JobHistory, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
+def _change(history: JobHistory, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to `setting`, and record the cost or the refusal; whether it was done."""
     try:
         cost = yield from Reconfigure(setting, method=how)
     except Rejected:
-        at.refused.add(setting)
+        history.refused.add(setting)
         return False
-    at.since += cost.seconds
+    history.since += cost.seconds
     if cost.done:
-        at.changes.append(PastReconfiguration(techniques(at.setting, setting), cost.seconds))
-        at.setting = setting
+        history.changes.append(PastReconfiguration(techniques(history.setting, setting), cost.seconds))
+        history.setting = setting
     return cost.done
 
 
-def _observe(at: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
-    """Run the job under its setting for that many clocks; fewer, but at least so many, where it is slow beside others."""
-    at.memory.follow(at.stretches)
-    fastest, own, before = at.memory.fastest, at.memory.last(at.row(at.setting)), len(at.stretches)
+def _observe(history: JobHistory, clocks: int, least: int) -> Generator[Action[Any], Any, None]:
+    """Run the job under its setting for `clocks`; for fewer, but at least `least`, where it is slow compared with others."""
+    history.memory.follow(history.stretches)
+    fastest, own, before = history.memory.fastest, history.memory.last(history.row(history.setting)), len(history.stretches)
     piece = clocks
-    if at.stretches and least < clocks:
+    if history.stretches and least < clocks:
         piece = least if own is None else _worthwhile(clocks, least, fastest, own.seconds / len(own.segment.losses))
     done = 0
     while piece > 0:
-        count = len(at.stretches)
-        at.take((yield from Run(clocks=piece)))
+        count = len(history.stretches)
+        history.take((yield from Run(clocks=piece)))
         done += piece
-        if own is not None or done >= clocks or len(at.stretches) == count:
+        if own is not None or done >= clocks or len(history.stretches) == count:
             break
         # The first pushes after a change were begun before it, and come sooner than later ones: look again and again.
-        seconds = at.stretches[-1].seconds / len(at.stretches[-1].segment.losses)
-        spent = sum(s.seconds for s in at.stretches[before:])
+        seconds = history.stretches[-1].seconds / len(history.stretches[-1].segment.losses)
+        spent = sum(s.seconds for s in history.stretches[before:])
         worth = int((_SLOW * clocks * fastest - spent) / seconds + 1e-9) if seconds > 0 else clocks
         piece = min(done, clocks - done, worth)
-    at.stretches[before:] = contiguous(at.stretches[before:])
+    history.stretches[before:] = contiguous(history.stretches[before:])
 
 
 def _worthwhile(clocks: int, least: int, fastest: float, own: float) -> int:
@@ -403,12 +403,12 @@ def initial_rows(encoding: Encoding, count: int, rng: np.random.Generator, desig
     return encoding.spread(qmc.LatinHypercube(shape[1], scramble=design == "lhs", rng=rng).random(count))
 
 
-def least_seconds_left(seen: Observations) -> float:
+def _least_seconds_left(seen: Observations) -> float:
     """The seconds to the end under the best of the known settings; infinite where nothing is known of the end."""
     return seen.clocks * min((t.seconds / t.clocks for t in seen.triples), default=np.inf)
 
 
-def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
+def _begin_with(history: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to the setting of `row`, or of a new random row where that was tried or is refused.
 
     With `apart`, all but the roles changes first. False where no setting is left to try; where the system refuses all, the
@@ -416,18 +416,18 @@ def _begin_with(at: JobHistory, row: _Floats, how: Method | None, apart: bool) -
     """
     refusals = 0
     for _ in range(_DRAWS):
-        setting = at.admitted(row)
-        key = at.row(setting).tobytes() if setting is not None else b""
-        if setting is not None and key not in at.tried:
-            at.tried.add(key)
-            if apart and techniques(at.setting, setting) > {"SSR"}:
-                yield from _change(at, replace(setting, **{f: getattr(at.setting, f) for f in _ROLES}), how)
-            if (yield from _change(at, setting, how)):
+        setting = history.admitted(row)
+        key = history.row(setting).tobytes() if setting is not None else b""
+        if setting is not None and key not in history.tried:
+            history.tried.add(key)
+            if apart and techniques(history.setting, setting) > {"SSR"}:
+                yield from _change(history, replace(setting, **{f: getattr(history.setting, f) for f in _ROLES}), how)
+            if (yield from _change(history, setting, how)):
                 return True
             refusals += 1
             if refusals == _REFUSALS:
                 break
-        row = initial_rows(at.encoding, 1, at.rng, "random")[0]
+        row = initial_rows(history.encoding, 1, history.rng, "random")[0]
     return refusals > 0
 
 
@@ -455,7 +455,7 @@ class Trial(NamedTuple):
 
 
 def proposals(
-    at: JobHistory,
+    history: JobHistory,
     seen: Observations,
     surrogate: Surrogate,
     acquisition: _Acquisition,
@@ -469,67 +469,69 @@ def proposals(
 
     Then, if `careful`, the best of those that were. Neither where that is the current one.
     """
-    if len(seen.triples) < 2 or not np.isfinite(at.state):
+    if len(seen.triples) < 2 or not np.isfinite(history.state):
         return
-    posterior = _posterior(at, seen, surrogate)
+    posterior = _posterior(history, seen, surrogate)
     known = np.array([t.row for t in seen.triples])
-    best = _reference(at, seen, posterior, incumbent)
+    best = _reference(history, seen, posterior, incumbent)
     estimates = {t.row.tobytes(): seen.clocks * t.seconds / t.clocks for t in seen.triples} if seen.stateless else {}
 
     def seconds(row: _Floats) -> float:
         """As estimated where the setting was observed and the state does not matter, else by the model."""
         found = estimates.get(row.tobytes())
-        return float(posterior(_at_state(row[None], at.state))[0][0]) if found is None else found
+        return float(posterior(_at_state(row[None], history.state))[0][0]) if found is None else found
 
     leaders = known[np.argsort([seconds(row) for row in known], kind="stable")]
     if careful:
-        at.judge(seconds)
+        history.judge(seconds)
     gain = partial(expected_improvement, log=surrogate.scale == "log")
     if search:
         scores: dict[_Acquisition, Callable[..., _Floats]] = {"ei": gain, "pi": probability, "lcb": lower_bound}
         score = scores[acquisition]
-        rows, _ = best_rows(lambda r: score(*posterior(_at_state(r, at.state)), best), at.encoding, known, at.rng)
+        rows, _ = best_rows(
+            lambda r: score(*posterior(_at_state(r, history.state)), best), history.encoding, known, history.rng
+        )
         if careful:  # a setting that was observed is judged by what it took, below; another one by its promise
             rows = without(rows, known)
-        chosen = _first_admitted(at, rows[:_LOOKED_AT])
+        chosen = _first_admitted(history, rows[:_LOOKED_AT])
         if chosen is not None:
             row, setting = chosen
-            mean, deviation = posterior(_at_state(row[None], at.state))
+            mean, deviation = posterior(_at_state(row[None], history.state))
             promised = float(gain(mean, deviation, best)[0])
             if careful:
-                risk = _trial_share(at, seen) * max(0.0, promised + float(mean[0]) - best)
+                risk = _trial_share(history, seen) * max(0.0, promised + float(mean[0]) - best)
                 back = 1.0 - float(probability(mean, deviation, best)[0])
                 trial = Trial(row, leaders[0], promised / best)
-                yield Proposal(setting, promised * at.trust(known=False), back, risk, trial)
+                yield Proposal(setting, promised * history.trust(known=False), back, risk, trial)
             else:
                 yield Proposal(setting, promised)
     if careful:
-        chosen = _first_admitted(at, leaders)
+        chosen = _first_admitted(history, leaders)
         if chosen is not None:
-            here = at.row(at.setting)
+            here = history.row(history.setting)
             now, then = seconds(here), seconds(chosen[0])
             promise = Trial(chosen[0], here, max(0.0, 1 - then / now), known=True)
-            yield Proposal(chosen[1], (now - then) * at.trust(known=True), trial=promise)
+            yield Proposal(chosen[1], (now - then) * history.trust(known=True), trial=promise)
 
 
-def _first_admitted(at: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:
+def _first_admitted(history: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:
     """The first of `rows` that the job admits, and its setting; None where the current setting comes before."""
-    current = at.row(at.setting)
+    current = history.row(history.setting)
     for row in rows:
         if np.array_equal(row, current):
             return None
-        setting = at.admitted(row)
+        setting = history.admitted(row)
         if setting is not None:
             return row, setting
     return None
 
 
-def _trial_share(at: JobHistory, seen: Observations) -> float:
+def _trial_share(history: JobHistory, seen: Observations) -> float:
     """The share of the remaining clocks that a trial takes."""
-    return min(1.0, max(len(s.segment.losses) for s in at.stretches) / max(seen.clocks, 1.0))
+    return min(1.0, max(len(s.segment.losses) for s in history.stretches) / max(seen.clocks, 1.0))
 
 
-def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Predict:
+def _posterior(history: JobHistory, seen: Observations, surrogate: Surrogate) -> _Predict:
     """The model of all triples, in seconds from now on.
 
     It learns seconds per remaining clock, where these are estimated for the whole job: they do not fall as the job goes on.
@@ -538,10 +540,11 @@ def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Pre
     rows = np.array([np.append(t.row, 0.0 if seen.stateless else t.state) for t in seen.triples])
     seconds = np.array([t.seconds / t.clocks for t in seen.triples])
     count = len(seen.triples)
-    like = at.fitted[1] if at.fitted is not None and at.fitted[0] <= count < _REFIT * at.fitted[0] else None
-    posterior = surrogate.posterior(rows, seconds, int(at.rng.integers(2**32)), span=at.span, like=like)
+    fitted = history.fitted
+    like = fitted[1] if fitted is not None and fitted[0] <= count < _REFIT * fitted[0] else None
+    posterior = surrogate.posterior(rows, seconds, int(history.rng.integers(2**32)), span=history.span, like=like)
     if like is None:
-        at.fitted = count, posterior
+        history.fitted = count, posterior
 
     def predict(rows: _Floats) -> tuple[_Floats, _Floats]:
         mean, deviation = posterior(_at_state(rows[:, :-1], 0.0) if seen.stateless else rows)
@@ -550,12 +553,12 @@ def _posterior(at: JobHistory, seen: Observations, surrogate: Surrogate) -> _Pre
     return predict
 
 
-def _reference(at: JobHistory, seen: Observations, posterior: _Predict, incumbent: _Incumbent) -> float:
+def _reference(history: JobHistory, seen: Observations, posterior: _Predict, incumbent: _Incumbent) -> float:
     """The seconds that a new setting must improve on."""
     if incumbent == "last":
         return seen.triples[-1].seconds
-    rows = np.array([t.row for t in seen.triples]) if incumbent == "min" else at.row(at.setting)[None]
-    return float(posterior(_at_state(rows, at.state))[0].min())
+    rows = np.array([t.row for t in seen.triples]) if incumbent == "min" else history.row(history.setting)[None]
+    return float(posterior(_at_state(rows, history.state))[0].min())
 
 
 def _at_state(rows: _Floats, state: float) -> _Floats:

@@ -10,20 +10,20 @@ The paper gives products of variables to a commercial solver. They can be writte
 * w_i + s_i = 1 for every machine (||w|| + ||s|| = N alone would admit both or none), and d_i, m_j are 0 without the role;
 * alike machines have an order, which removes symmetric solutions: most data first, most of the model last.
 
-The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where time ran out, marked as not proven. HiGHS
-(SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where the
-epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
+The gap is zero: what is returned is optimal within HiGHS's tolerances, or, where a search failed, marked as not proven.
+HiGHS (SciPy 1.17.1) has called worse placements optimal where variables had no bounds, and possible ones infeasible where
+the epoch had its optimum as a cap. So all variables have bounds, the cap is above the best placement known, and the best
 placement with equal shares is the first one known. Its presolve can also end in an error, where the whole search does not:
 then it searches again without it.
 
 ``cruise[solver=milp]`` uses it with Fig. 3's own rounding of samples to mini-batches (`data="samples"`). It takes
 seconds for eight machines, where `tuners.cruise.placement`, the default, takes milliseconds. Tests hold the two against each
-other. Only this programme can do models that come in whole blocks (`model_blocks`).
+other.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,32 +50,28 @@ def solve(
     problem: Problem,
     *,
     data: Literal["batches", "samples"] = "batches",
-    model_blocks: int | None = None,
-    limit_seconds: float = np.inf,
 ) -> Solved | None:
-    """The placement of least epoch time; None where machines are too few for both roles, or no time was left to find one.
+    """The placement of least epoch time; None where machines are too few for both roles.
 
     Raises ValueError for a problem whose pulls overlap or queue.
 
     Args:
         problem: its samples count as whole mini-batches where `data` is "batches".
         data: what a worker can hold: whole mini-batches, or any part of the samples (then ceil(d_i / B) pulls).
-        model_blocks: how many equal blocks the model has; None: servers can hold parts of any size.
-        limit_seconds: of wall time for each W.
     """
     if problem.overlap or problem.server_term == "queue":
         raise ValueError("Cannot put overlapping pulls into this programme: it is the paper's; use best_in_batches.")
     counts = range(1, problem.machines)
     if not counts:
         return None
-    best = min((_even(problem, w, data, model_blocks) for w in counts), key=lambda s: s.seconds)
+    best = min((_even(problem, w, data) for w in counts), key=lambda s: s.seconds)
     proven = True
     bounds = {w: _bound(problem, w, data) for w in counts}
     for workers in sorted(bounds, key=bounds.__getitem__):
         if bounds[workers] >= best.seconds:
             break
         cap = best.seconds * (1 + _SLACK)
-        found, complete = _Programme(problem, workers, data, model_blocks, cap).solved(limit_seconds)
+        found, complete = _Programme(problem, workers, data, cap).solved()
         proven = proven and complete
         if found is not None:
             seconds = placement_seconds(problem, found, round_up=True)
@@ -104,7 +100,7 @@ def _served_seconds(problem: Problem) -> NDArray[np.float64]:
 
 
 def _least_pulls(problem: Problem, workers: int) -> NDArray[np.float64]:
-    """A lower bound of tau_i with so many workers, whichever machines they are, [N]."""
+    """A lower bound of tau_i with that number of workers, whichever machines they are, [N]."""
     whole, servers = _whole_pulls(problem), problem.machines - workers
     # By "sum" a server takes at least M / b_j for each worker, whichever the worker; only the paper's term says more.
     each = _served_seconds(problem) if problem.server_term == "own" else whole.min(axis=0)
@@ -120,22 +116,21 @@ def _compute(problem: Problem) -> NDArray[np.float64]:
 
 
 def _bound(problem: Problem, workers: int, data: str) -> float:
-    """A lower bound of the epoch with so many workers: the fastest ones with the least pulls."""
+    """A lower bound of the epoch with that number of workers: the fastest ones with the least pulls."""
     rate = np.sort(1 / (_compute(problem) + _least_pulls(problem, workers)))[-workers:].sum()
     need = problem.batches if data == "batches" else problem.samples / problem.batch_size
     return float(need / rate)
 
 
-def _even(problem: Problem, workers: int, data: str, model_blocks: int | None) -> Solved:
-    """The first machines are workers, and all shares are equal, as nearly as mini-batches and blocks allow."""
+def _even(problem: Problem, workers: int, data: str) -> Solved:
+    """The first machines are workers, and all shares are equal, as nearly as mini-batches allow."""
     servers = problem.machines - workers
     held = _evenly(problem.batches, workers) if data == "batches" else np.ones(workers)
-    parts = np.ones(servers) if model_blocks is None else _evenly(model_blocks, servers)
     placement = Placement(
         tuple(range(workers)),
         tuple(range(workers, problem.machines)),
         tuple((held / held.sum() * problem.samples).tolist()),
-        tuple((parts / parts.sum() * problem.model_bytes).tolist()),
+        tuple((np.ones(servers) / servers * problem.model_bytes).tolist()),
     )
     return Solved(placement, placement_seconds(problem, placement, round_up=True), False)
 
@@ -147,8 +142,8 @@ def _evenly(count: int, parts: int) -> NDArray[np.float64]:
 class _Programme:
     """Fig. 3 for one number of workers. Time is counted in units of the lower bound, the model in wholes."""
 
-    def __init__(self, problem: Problem, workers: int, data: str, model_blocks: int | None, cap: float) -> None:
-        self.problem, self.workers, self.model_blocks = problem, workers, model_blocks
+    def __init__(self, problem: Problem, workers: int, data: str, cap: float) -> None:
+        self.problem, self.workers = problem, workers
         self.in_samples = data == "samples"
         self.n = problem.machines
         self.unit = _bound(problem, workers, data)
@@ -197,9 +192,9 @@ class _Programme:
         self.paid = self._new((n, self.bits), 0.0, self.longest)  # z_ik
         self.data = self._new((n,), 0.0, float(self.most.max()))  # d_i / B
 
-    def _batches(self, i: int, factor: float = 1.0) -> list[tuple[float, int]]:
+    def _batches(self, i: int) -> list[tuple[float, int]]:
         """n_i as terms."""
-        return [(factor * 2**k, self.bit[i, k]) for k in range(self.bits)]
+        return [(2.0**k, self.bit[i, k]) for k in range(self.bits)]
 
     def _roles_and_shares(self) -> None:
         self._add(self.workers, self.workers, *((1, w) for w in self.works))
@@ -211,9 +206,6 @@ class _Programme:
             self._add(-np.inf, 0.0, *self._batches(i), (-float(self.most[i]), self.works[i]))
             # d_i <= B n_i; in whole mini-batches they are equal.
             self._add(0.0, np.inf if self.in_samples else 0.0, *self._batches(i), (-1, self.data[i]))
-        if self.model_blocks is not None:
-            for m, blocks in zip(self.share, self._new((self.n,), 0, self.model_blocks, whole=True), strict=True):
-                self._add(0.0, 0.0, (self.model_blocks, m), (-1, blocks))
 
     def _pulls(self) -> None:
         """tau_i is at least each server's term and the worker's own; it has no cost for a machine that is no worker."""
@@ -256,25 +248,22 @@ class _Programme:
                 self._add(0.0, np.inf, (1, self.data[i]), (-1, self.data[i + 1]))
                 self._add(0.0, np.inf, (1, self.share[i + 1]), (-1, self.share[i]))
 
-    def solved(self, limit_seconds: float) -> tuple[Placement | None, bool]:
+    def solved(self) -> tuple[Placement | None, bool]:
         """The best placement, if one is within the cap; and whether the search was completed."""
         size = len(self.low)
         matrix = csr_array((self.values, (self.rows, self.columns)), shape=(len(self.least_sum), size))
-        options: dict[str, Any] = {"mip_rel_gap": 0.0}
-        if np.isfinite(limit_seconds):
-            options["time_limit"] = limit_seconds
         for presolve in (True, False):
             answer = milp(
                 np.eye(1, size, self.epoch)[0],
                 integrality=self.whole,
                 bounds=Bounds(self.low, self.high),
                 constraints=LinearConstraint(matrix, self.least_sum, self.most_sum),
-                options=options | {"presolve": presolve},
+                options={"mip_rel_gap": 0.0, "presolve": presolve},
             )
             if answer.status != _ERROR:
                 break
         if answer.x is None:
-            return None, answer.status == _INFEASIBLE  # nothing better with so many workers
+            return None, answer.status == _INFEASIBLE  # nothing better with this number of workers
         return self._placement(answer.x), answer.status == _OPTIMAL
 
     def _placement(self, x: NDArray[np.float64]) -> Placement:
@@ -283,8 +272,6 @@ class _Programme:
         roles = np.round(x[self.works]) > 0
         workers, servers = np.flatnonzero(roles), np.flatnonzero(~roles)
         share = np.where(roles, 0.0, np.clip(x[self.share], 0.0, 1.0))
-        if self.model_blocks is not None:
-            share = np.round(share * self.model_blocks)
         share = share / share.sum()
         held = np.where(roles, np.round(x[self.bit]) @ 2.0 ** np.arange(self.bits), 0.0)
         data = held * problem.samples / problem.batch_size / held.sum()

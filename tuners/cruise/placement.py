@@ -1,8 +1,8 @@
 """Cruise's optimum for machines of a few kinds (Lee et al., ICDCS 2019, Fig. 3): roles, data shares and model shares.
 
 The paper's letters: D samples in an epoch, B in a mini-batch, M bytes of model; machine i computes for C_w.proc^i seconds
-per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes (in parts of
-any size; `tuners.cruise.milp` can keep to whole blocks). `placement_seconds` is Eqs. 1-4 for any placement.
+per sample and has bandwidth b_i, b_ij = min(b_i, b_j); worker i holds d_i samples, server j holds m_j bytes, a part of
+any size. `placement_seconds` is Eqs. 1-4 for any placement.
 
 **Exact without a solver.** Let y_i = B C_w.proc^i + tau_i(m) be the seconds of a mini-batch at worker i; tau_i is the larger
 of the server's and the worker's own term in Eq. 4. For given roles and m the epoch is shortest when all workers end at the
@@ -101,7 +101,7 @@ class Problem:
     whole_batch: int = 0  # samples that the mini-batches of all workers have together, where that is held; else 0
 
     def of_workers(self, count: int) -> Problem:
-        """The problem of splits with so many workers: they share the whole batch, if there is one."""
+        """The problem of splits with `count` workers: they share the whole batch, if there is one."""
         return replace(self, batch_size=self.whole_batch / count, whole_batch=0) if self.whole_batch else self
 
     @property
@@ -191,12 +191,13 @@ def placement_seconds(problem: Problem, placement: Placement, *, round_up: bool 
     batches = data / problem.batch_size
     if round_up:
         batches = np.ceil(batches * (1 - _ROUNDING))
-    compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]]
+    compute = np.array([k.compute_seconds for k in problem.kinds])[kind[list(placement.workers)]] * data  # Eq. 3
     if problem.server_term == "queue":
-        return float(np.max(compute * data + batches * queued_pull_seconds(problem, placement)))
-    served, alone = pull_seconds(problem, placement)
-    busy = 0.0 if problem.overlap else compute * data
-    return float(np.max(np.maximum(busy + batches * served, compute * data + batches * alone)))
+        return float(np.max(compute + batches * queued_pull_seconds(problem, placement)))
+    served, alone = pull_seconds(problem, placement)  # the two terms of Eq. 4
+    busy = 0.0 if problem.overlap else compute
+    # Eqs. 1, 2 and 4: the slowest worker, which computes, and pulls as slowly as the larger term.
+    return float(np.max(np.maximum(busy + batches * served, compute + batches * alone)))
 
 
 def place(problem: Problem, split: Split) -> Placement:
@@ -253,6 +254,7 @@ class _Relaxed(NamedTuple):
 
 
 def _relaxed(problem: Problem) -> _Relaxed:
+    """The relaxed optimum of every number of workers per kind. Raises ValueError for more than three kinds."""
     count = np.array([k.count for k in problem.kinds])
     if len(count) > _MOST_KINDS:
         raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {_MOST_KINDS}, or use the MILP.")

@@ -59,7 +59,7 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
     (kind,) = problem.kinds
     data = problem.samples / workers
     pulls = ceil(data / problem.batch_size) if round_up else data / problem.batch_size
-    compute = data * kind.compute_seconds
+    compute = data * kind.compute_seconds  # Eq. 3, with d_i = D / w
     if problem.server_term == "queue":
         each = pulls_in_queue(
             np.array([[float(workers)]]),
@@ -68,13 +68,13 @@ def epoch_seconds(workers: int, servers: int, problem: Problem, *, round_up: boo
             np.array([problem.model_bytes / (servers * kind.served_per_second)]),
         )
         return float(compute + pulls * each[0, 0])
-    pull = pulls * problem.model_bytes / kind.bytes_per_second
-    served = pull * (workers / servers)
+    pull = pulls * problem.model_bytes / kind.bytes_per_second  # Eq. 4: the worker's term,
+    served = pull * (workers / servers)  # and the server's, with m_j = M / s
     if problem.server_term == "own":
         served *= kind.bytes_per_second / kind.served_per_second
     if problem.overlap:
         return max(compute + pull, served)
-    return compute + max(pull, served)
+    return compute + max(pull, served)  # Eqs. 1 and 2
 
 
 def best_worker_count(problem: Problem, allowed: Iterable[int] | None = None, *, round_up: bool = False) -> int | None:
@@ -245,7 +245,7 @@ def _ordered(group: MachineGroup, current: Setting) -> MachineGroup:
 
 
 def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
-    """So many workers, all other machines servers, equal shares, and as few changes of role from `current` as possible."""
+    """That number of workers, all other machines servers, equal shares, and few changes of role from `current`."""
     order = _in_order(current, nodes)
     return replace(
         current,

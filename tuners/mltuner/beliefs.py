@@ -38,7 +38,7 @@ class Beliefs:
         return self.sizes.get(move, 1.0)
 
     def forget(self, much: float) -> None:
-        """Forget so many failures."""
+        """Forget `much` of the failures in a row."""
         self.failures = max(self.failures - much, 0.0)
         self.doubt = {move: min(doubt * 4**much, 1.0) for move, doubt in self.doubt.items()}
 

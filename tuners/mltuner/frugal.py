@@ -47,7 +47,7 @@ _PLATEAU = 3  # segments that made nothing better
 _BETTER = 0.1  # of a trial's fall, that the reference must miss
 _CAUTION = 0.5  # steps down are so long, but at the start
 _CATCHES_UP = 0.25  # expected gain of a trial that falls faster at its end
-_WASTE = 0.035  # of the job's time: after so much for evaluations and failed trials in a row no trial begins
+_WASTE = 0.035  # of the job's time: no trial begins after evaluations and failed trials in a row have taken this
 _FORGETS = 0.1  # failures forgotten per segment, while the time left is the time so far
 
 

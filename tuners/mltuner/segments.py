@@ -21,13 +21,15 @@ __all__ = ["PARTS", "Segments"]
 
 PARTS = 4  # of a segment or a trial, after each of which it may be ended
 
-_CLOCKS = 3  # of every worker, in the first segment,
-_EPOCH = 0.2  # or this share of an epoch where that is longer,
-_MOST_CLOCKS = 40  # up to so many of every worker
-_OVERHEAD = 10.0  # a segment is at least so many times as long as the forks and evaluations of a trial
-_SHARE = 0.05  # of the time trained: a later segment; of the budget: the most that a segment takes for the two above
+# The first segment has `_CLOCKS` clocks of every worker, or the share `_EPOCH` of an epoch where that is longer, but at most
+# `_MOST_CLOCKS` clocks of every worker.
+_CLOCKS, _EPOCH, _MOST_CLOCKS = 3, 0.2, 40
+_OVERHEAD = 10.0  # least length of a segment over that of the forks and evaluations of a trial
+# A later segment takes this share of the time trained. An epoch, and `_OVERHEAD`, may lengthen a segment up to this share of
+# the budget.
+_SHARE = 0.05
 _REFUSALS = 3  # snapshots refused in a row, after which the tuner ends
-_LEARNS = 2.0  # a job learns if its loss would fall to the first one / so much within the budget, at its pace so far
+_LEARNS = 2.0  # a job learns if, at its pace so far, its loss falls by this factor within the budget
 _DIVERGES = 3.0  # times the loss at the snapshot
 _LEAST_RISE = 0.1  # of the first loss
 
@@ -35,6 +37,11 @@ _LEAST_RISE = 0.1  # of the first loss
 def _never() -> bool:
     """The condition of a run that nothing ends before its time."""
     return False
+
+
+def _level(job: Job, record: BranchRecord) -> float:
+    """What has to fall to reach the target."""
+    return 1.0 - record.accuracy if job.target.metric == "accuracy" else record.loss
 
 
 class Segments:
@@ -87,7 +94,7 @@ class Segments:
         self.refusals = 0 if self.snapshot is not None else self.refusals + 1
         self.trained_seconds += self.main.seconds
         self.before, self.idle = self.main, 0
-        self.curve.append((self.trained_seconds, self.level(self.before)))
+        self.curve.append((self.trained_seconds, _level(self.job, self.before)))
         self.start = max((x.mean for x in self.before.levels[-2:]), default=math.nan)
         self.main = BranchRecord(self.main.trained._replace(clocks=0))
 
@@ -135,14 +142,10 @@ class Segments:
 
     # ------------------------------------------------------------------------------------------------- how far it is
 
-    def level(self, record: BranchRecord) -> float:
-        """What has to fall to reach the target."""
-        return 1.0 - record.accuracy if self.job.target.metric == "accuracy" else record.loss
-
     @property
     def left(self) -> float:
         """Seconds to the target, as far as known."""
-        here = (self.trained_seconds + self.main.seconds, self.level(self.main))
+        here = (self.trained_seconds + self.main.seconds, _level(self.job, self.main))
         return seconds_left(self.job, [*self.curve, here] if self.learns else [], self.now)
 
     @property
@@ -196,7 +199,7 @@ class Segments:
         begun = self.now
         if not self.before.exact and self.snapshot is not None:
             yield from self.evaluate(self.before, self.snapshot)
-            self.curve[-1] = (self.trained_seconds, self.level(self.before))
+            self.curve[-1] = (self.trained_seconds, _level(self.job, self.before))
         if not self.main.exact:
             yield from self.evaluate(self.main, self.main.trained.branch)
         self.wasted += self.now - begun

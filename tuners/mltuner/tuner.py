@@ -106,7 +106,7 @@ def mltuner(
         snapshot: whether the best model so far is kept as a branch, and every search starts from it.
         windows: windows into which the losses of a trial are averaged, K.
         windows_rule: exactly K windows, or as many as in the public code.
-        diverges: a trial whose last window is above so many times the starting loss has diverged.
+        diverges: a trial has diverged if its last window is above this multiple of the starting loss.
         least_clocks: clocks of every trial, one push of each worker each.
         start_clocks: clocks for the loss at the start of a search; 0 compares each trial with its own first window.
         decision_seconds: first trial time; 0 measures it on the first trial.

@@ -4,15 +4,15 @@ The rules (`MODES`) are ASP, K-async and K-sync (Dutta et al. 2018), written as 
 that wait. A worker that waits goes on when that share has reached the first threshold. A worker that still computes
 abandons its mini-batch, and begins anew on fresh parameters, when the share has reached the second one, too.
 
-The network sees what `tuners.rlp.sight` makes of the pushes so far. Each worker has an encoder of the same weights, and the
-job sees the mean of all encodings, so that workers can be renamed and be any number (Zaheer et al. 2017, "Deep Sets")::
+The network sees what `tuners.rlp.features` makes of the pushes so far. Each worker has an encoder of the same weights, and
+the job sees the mean of all encodings, so that workers can be renamed and be any number (Zaheer et al. 2017, "Deep Sets")::
 
     each worker's row --encoder--> mean over workers --+
                                                        +--hidden units--> a value for each mode; the largest is chosen
     the job's row -------------------------------------+
 
 What no weights can change (`decided`): a worker that has waited for `MOST_ROUNDS` rounds of pushes by others goes on, one
-begins anew at most `MOST_RESTARTS` times between two pushes of its own, and somebody goes on if no worker computes.
+begins anew at most `MOST_RESTARTS` times between two pushes of its own, and at least one worker goes on if none computes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array
 
 from tuners.actions import Decision, Push, SyncPolicy
-from tuners.rlp.sight import JOB, WORKER, Sight, features, first_sight, seen
+from tuners.rlp.features import JOB, WORKER, PushStatistics, counted, features, no_statistics
 
 __all__ = [
     "BROAD_DECISION_SECONDS",
@@ -123,7 +123,7 @@ class BroadMemory(NamedTuple):
     """The state of the policy."""
 
     network: PooledNetwork
-    sight: Sight
+    statistics: PushStatistics
 
 
 def broad_policy(network: PooledNetwork, *, seconds: float = BROAD_DECISION_SECONDS) -> SyncPolicy:
@@ -131,26 +131,26 @@ def broad_policy(network: PooledNetwork, *, seconds: float = BROAD_DECISION_SECO
     held = PooledNetwork(*(jnp.asarray(part, jnp.float32) for part in network))
 
     def init(active: Array) -> BroadMemory:
-        return BroadMemory(held, first_sight(active))
+        return BroadMemory(held, no_statistics(active))
 
     return SyncPolicy("rlp", init, _decide, probes=True, seconds=seconds)
 
 
 @jax.jit  # for callers that are not compiled, such as live servers; inside the compiled engine it changes nothing
 def _decide(memory: BroadMemory, push: Push) -> tuple[BroadMemory, Decision]:
-    sight = seen(memory.sight, push)
-    mode = jnp.argmax(mode_values(memory.network, *features(sight, push), push.active))
-    release, restart = decided(sight, push, mode)
-    return memory._replace(sight=sight.after(push, release, restart)), Decision(release=release)
+    statistics = counted(memory.statistics, push)
+    mode = jnp.argmax(mode_values(memory.network, *features(statistics, push), push.active))
+    release, restart = decided(statistics, push, mode)
+    return memory._replace(statistics=statistics.after(push, release, restart)), Decision(release=release)
 
 
-def decided(sight: Sight, push: Push, mode: Array) -> tuple[Array, Array]:
+def decided(statistics: PushStatistics, push: Push, mode: Array) -> tuple[Array, Array]:
     """Which workers go on in a mode (index into `MODES`), and which of these abandon a mini-batch for it, both bool [k]."""
     waits, computes = jnp.asarray(_THRESHOLDS)[mode]
     workers = jnp.maximum(jnp.sum(push.active), 1)
     share = jnp.sum(push.waiting) / workers + _SLACK
     busy = push.active & ~push.waiting
-    overdue = sight.missed >= MOST_ROUNDS * workers
+    overdue = statistics.missed >= MOST_ROUNDS * workers
     start = push.waiting & ((share >= waits) | overdue | ~jnp.any(busy))
-    restart = busy & (share >= jnp.maximum(waits, computes)) & (sight.again < MOST_RESTARTS)
+    restart = busy & (share >= jnp.maximum(waits, computes)) & (statistics.again < MOST_RESTARTS)
     return start | restart, restart

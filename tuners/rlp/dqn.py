@@ -129,7 +129,7 @@ def trained_network(options: Options, learner: Learner) -> tuple[Network, Scalin
 # ------------------------------------------------------------------------------------------------------------- episodes
 
 
-def learning_policy(options: Options, learner: Learner, *, seconds: float = 0.0) -> SyncPolicy:
+def learning_policy(options: Options, learner: Learner) -> SyncPolicy:
     """A policy that learns at every push, starting from `learner`; `after_run` takes its state at the end of the run.
 
     Policies of equal options share one compiled engine.
@@ -139,7 +139,7 @@ def learning_policy(options: Options, learner: Learner, *, seconds: float = 0.0)
         del active
         return _Agent(learner, jnp.zeros((HISTORY, FEATURES), jnp.float32), jnp.zeros(()))
 
-    return SyncPolicy("rlp, learning", init, _learning(options), probes=True, seconds=seconds)
+    return SyncPolicy("rlp, learning", init, _learning(options), probes=True)
 
 
 def recording_policy(policy: SyncPolicy, options: Options, most: int) -> SyncPolicy:
@@ -213,9 +213,10 @@ def _recording(decide: Callable[[Any, Push], tuple[Any, Decision]], unit_seconds
 
 def _learn_and_decide(options: Options, agent: _Agent, push: Push) -> tuple[_Agent, Decision]:
     """Lines 4 to 11 of Algorithm 2."""
-    learner, drawn = _learning_step(options, agent.learner)
-    history, hold = with_push(agent.history, push), may_hold(push)
+    learner, drawn = _learning_step(options, agent.learner)  # sample transitions, train Q, copy it to Q*
+    history, hold = with_push(agent.history, push), may_hold(push)  # the state S
     action = _epsilon_greedy(options, *trained_network(options, learner), history, hold, drawn)
+    # The pool stores pushes: this action, and the seconds since the last push, the reward of the transition that ends here.
     row = _row(history, action, hold, _seconds_since(agent, push) / options.unit_seconds)
     return _Agent(_with_push_stored(learner, row), history, jnp.asarray(push.seconds)), decision_of(action, push)
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, rule_network
+from tuners.rlp.features import JOB, WORKER
 from tuners.rlp.network import SIZES, Network, Scaling, Trained, untrained
-from tuners.rlp.sight import JOB, WORKER
 
 __all__ = ["BROAD", "PRINTED", "dumps", "load", "loads", "pack", "shipped", "shipped_as_printed", "unpack"]
 

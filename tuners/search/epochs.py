@@ -72,7 +72,7 @@ def plateaued(qualities: Sequence[float], epochs: int) -> bool:
 
 
 def check_plateau(epochs: int) -> None:
-    """Raise ValueError unless `plateaued` can be asked about so many epochs."""
+    """Raise ValueError unless `plateaued` can be asked about that number of epochs."""
     if epochs < 1:
         raise ValueError(f"Cannot train to a plateau of {epochs} epochs: give at least 1.")
 

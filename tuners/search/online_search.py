@@ -50,7 +50,7 @@ def search(
 ) -> Tuner:
     """Try the start and up to `trials` proposals of `ask` within `share` of the job's budget, then keep the best.
 
-    Every trial takes the same time, or so many `clocks` where that is given; none begins after the share is spent. `tell`
+    Every trial takes the same time, or `clocks` where that is given; none begins after the share is spent. `tell`
     gets every proposal with its score: larger is better, minus infinity for one that diverged or was refused. Raises
     ValueError unless `trials` is positive and `share` in (0, 1].
     """
@@ -69,6 +69,7 @@ def _search(
     length: Run,
     until_seconds: float,
 ) -> Tuner:
+    """The search itself, see `search`: every trial lasts `length`, and none begins after `until_seconds`."""
     parent, start = TrainedBranch(0, job.start), _made(job, job.space.values(job.start), job.start)
     parent, best = yield from _on_a_fork(job, parent, start, length)
     attempt = _on_a_fork if best else _in_place

@@ -20,6 +20,7 @@ from tuners.actions import Pushes, Setting, Target, Window
 __all__ = ["Decay", "loss_decay", "progress_per_second"]
 
 _TINY_LOSS = 1e-12
+_GROUPS = 10  # of pushes, in order, to whose mean losses a line is fitted
 
 
 class Decay(NamedTuple):
@@ -60,8 +61,8 @@ def _slowest_pace(seen: Window, setting: Setting, target: Target) -> float:
     return min(paces, default=0.0)
 
 
-def loss_decay(pushes: Pushes, *, groups: int = 10) -> Decay:
-    """Minus the least-squares slope of ln(mean training loss) over seconds, each mean over one of `groups` equal groups.
+def loss_decay(pushes: Pushes) -> Decay:
+    """Minus the least-squares slope of ln(mean training loss) over seconds, each mean over one of ten equal groups.
 
     The means are taken before the logarithm because mini-batch losses are noisy and the logarithm is not linear. With fewer
     than three groups the decay is zero, because a line fits them without error. With a loss that is not finite it is minus
@@ -69,7 +70,7 @@ def loss_decay(pushes: Pushes, *, groups: int = 10) -> Decay:
     """
     if not np.isfinite(pushes.loss).all():
         return Decay(-np.inf, 0.0)
-    parts = min(groups, len(pushes.loss))
+    parts = min(_GROUPS, len(pushes.loss))
     if parts < 3:
         return Decay(0.0, 0.0)
     seconds = _means(pushes.seconds, parts)

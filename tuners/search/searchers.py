@@ -42,6 +42,7 @@ __all__ = [
 SearcherKind = Literal["tpe", "gp", "random", "grid"]
 Point: TypeAlias = dict[str, Scalar]
 
+_BEST, _SPREAD = 5, 0.1  # a search ends when its 5 best scores differ by less than this share of the highest
 _DRAWS = 100  # at most, for a point that has not been tried
 _GRID = 11  # values of a continuous knob
 _STARTUP = 10  # random points before the Parzen estimator is used
@@ -117,10 +118,10 @@ def searcher(kind: SearcherKind, space: Space, seed: Sequence[int], *, stops: bo
     return Search(space, ways[kind], seed, stops=stops)
 
 
-def settled(scores: Sequence[float], *, best: int = 5, spread: float = 0.1) -> bool:
-    """Whether the `best` highest scores above zero differ by less than the share `spread` of the highest."""
-    ranked = sorted((s for s in scores if s > 0), reverse=True)[:best]
-    return len(ranked) == best and 1 - ranked[-1] / ranked[0] < spread
+def settled(scores: Sequence[float]) -> bool:
+    """Whether the five highest scores above zero differ by less than a tenth of the highest."""
+    ranked = sorted((s for s in scores if s > 0), reverse=True)[:_BEST]
+    return len(ranked) == _BEST and 1 - ranked[-1] / ranked[0] < _SPREAD
 
 
 def points(space: Space) -> float:

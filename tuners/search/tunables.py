@@ -53,7 +53,7 @@ class Tunables:
 def tunables(job: Job, which: Which = "all", *, copies: int = 1, convention: Convention = "heavy_ball") -> Tunables:
     """The free tunables of `job`, or its learning rate alone.
 
-    With `copies` above 1 each exists so many times, and only the first has an effect: the paper's "4x2 tunables". The
+    With `copies` above 1 each exists `copies` times, and only the first has an effect: the paper's "4x2 tunables". The
     staleness is tuned where it bounds the job's own policy, or else one that a tuner may choose: the first of `BOUNDED`.
     """
     names = _TUNABLES if which == "all" else _TUNABLES[:1]

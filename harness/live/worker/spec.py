@@ -26,9 +26,10 @@ from harness.scenario import Scenario, job, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
 from simulators.engine.learning import LearningProgram, TrainingData
-from simulators.engine.optimizers import REVISING
+from simulators.engine.limits import REVISING
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting
+from tuners.settings import OF_CHECKPOINTS, OF_PULLS
 
 __all__ = ["ShardsOf", "Spec"]
 
@@ -76,11 +77,11 @@ class Spec:
                 f"Cannot deploy {self.name}: a live worker pushes the gradient of one mini-batch, and takes no local steps; "
                 "hold local_steps at 1, outer_rate at 1 and outer_momentum at 0."
             )
-        if self.job.space.takes_checkpoints:
+        if self.job.space.may_have(OF_CHECKPOINTS):
             raise ValueError(
                 f"Cannot deploy {self.name}: live servers have replicas and lose no work; hold checkpoint_seconds at 0."
             )
-        if self.job.space.skips_pulls:
+        if self.job.space.may_have(OF_PULLS):
             raise ValueError(
                 f"Cannot deploy {self.name}: a live worker pulls before every mini-batch; hold pull_clocks at 1."
             )

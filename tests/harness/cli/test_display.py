@@ -56,3 +56,14 @@ def test_a_notebook_has_one_line_that_is_replaced_and_removed() -> None:
     ]
     assert watch.errors == 1
     assert "\n" not in stream.getvalue()
+
+
+def test_lines_leave_out_tuners_that_have_nothing_to_tune() -> None:
+    paper = Console(file=io.StringIO(), width=100, color_system=None)
+    runs = tuple(RunKey("digits", tuner, 0) for tuner in ("fixed", "cruise", "asp"))
+    with paper.capture() as shown, watching(paper) as watch:
+        watch(Planned(3, 0, runs, ("fixed", "cruise", "asp")))
+        watch(Finished(runs[0], Done("target", "", 3000.0, 0.0, 4.0)))
+        watch(Finished(runs[1], Done("not applicable", "no role is free", 0.0, 0.0, 0.0)))
+        watch(Finished(runs[2], Done("target", "", 1000.0, 0.0, 4.0)))
+    assert [line.partition("  ")[0] for line in shown.get().splitlines()] == ["3 runs.", "1/3", "3/3"]

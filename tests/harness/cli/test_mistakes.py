@@ -101,7 +101,8 @@ MISTAKES = [
     ("compare digits[seconds=-5]", "harness: digits.toml: [budget] seconds: expected `float` > 0.0, not -5."),
     (
         "compare digits[policy=nothing]",
-        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; edit a copy of the file.",
+        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; write start.policy=... or "
+        "free.policy=..., or edit a copy of the file.",
     ),
     (
         "compare digits[value=1.5]",
@@ -302,7 +303,8 @@ MISTAKES = [
     ("show empty.toml", "harness: empty.toml: summary: it is missing; every scenario says this."),
     (
         "show digits[policy=nothing]",
-        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; edit a copy of the file.",
+        "harness: digits.toml: cannot change 'policy=nothing': 2 lines begin with 'policy'; write start.policy=... or "
+        "free.policy=..., or edit a copy of the file.",
     ),
     (
         "report nowhere",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from harness.scenario import Scenario, embedded, job, load
+from harness.scenario import Scenario, embedded, job, load, parse, show, system
 from harness.scenario.building import _toml, scenario
 from harness.scenario.tables import RecordedTables, Tables
+from tuners.actions import Run
 
 ALONE = {
     "summary": "Three machines that count pushes",
@@ -41,6 +45,24 @@ def test_a_scenario_needs_no_file() -> None:
 def test_every_table_of_a_file_is_an_argument() -> None:
     arguments = inspect.signature(scenario).parameters
     assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
+def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
+    made = scenario("digits-logistic", workload={"overrides": {"optimizer": optimizer}})
+    seen = [system(scenario(made, start={"momentum": m}), 0).perform(Run(clocks=60)) for m in (0.0, 0.9)]
+    same = np.array_equal(*(window.pushes.loss for window in seen))
+    assert same == ("momentum (no effect: sgd has none)" in " ".join(show(made).replace("#", "").split()))
+
+
+def test_brackets_change_the_line_of_a_key_or_of_a_table_and_a_key() -> None:
+    plain = load("digits")
+    made = load("digits[start.policy=asp,start.momentum=0.5,seconds=77]")
+    assert (made.start.policy, made.start.momentum, made.budget.seconds) == ("asp", 0.5, 77)
+    assert made.knobs == plain.knobs
+    assert made.name == "digits[start.policy=asp,start.momentum=0.5,seconds=77]"
+    with pytest.raises(ValueError, match=r"no line in \[target\] begins with 'policy'"):
+        load("digits[target.policy=asp]")
 
 
 def test_a_base_is_changed_key_by_key() -> None:
@@ -83,6 +105,103 @@ def test_any_table_is_read_as_it_was_written(tables: dict[str, object]) -> None:
     except UnicodeEncodeError:
         return  # half of a surrogate pair, which no file can hold
     assert tomllib.loads(text) == tables
+
+
+_SOME = st.floats(1.0, 1e6)
+_SHARE = st.floats(0.0, 1.0)
+_NODES = st.lists(st.sampled_from(["n0", "n1", "n2", "n3", "n4"]), min_size=1, max_size=3, unique=True)
+_KNOBS = {
+    "worker_count": st.tuples(st.integers(1, 2), st.integers(2, 5)).map(lambda ends: {"integer": list(ends)}),
+    "role/*": st.just({"choice": ["worker", "server", "both", "idle"]}),
+    "load/*": st.sampled_from([{"integer": [0, 64]}, {"real": [0.0, 1.0]}]),
+    "data_share/*": st.just({"real": [0.0, 1.0]}),
+    "model_share/n3": st.just({"choice": [0.5, 1.0]}),
+    "batch_size": st.sampled_from([{"integer": [1, 64]}, {"choice": [16, 32, 500]}]),
+    "learning_rate": st.tuples(_SHARE, _SOME).map(lambda ends: {"real": list(ends), "log": True}),
+    "policy": st.sets(st.sampled_from(["asp", "bsp", "ssp", "quorum"])).map(lambda x: {"choice": sorted({"asp", *x})}),
+    "quorum": st.just({"integer": [0, 4]}),
+    "checkpoint_seconds": st.just({"real": [0.0, 600.0]}),
+    "pull_clocks": st.just({"choice": [1, 2]}),
+}
+_CONDITIONS = {
+    "jitter": _SHARE,
+    "stagger": st.booleans(),
+    "sleeps": st.fixed_dictionaries({"probability": _SHARE, "mean_seconds": _SOME}),
+    "stragglers": st.fixed_dictionaries({"mean_seconds": _SOME, "nodes": _NODES}),
+    "episodes": st.lists(
+        st.fixed_dictionaries({"node": st.just("n1"), "start_seconds": _SOME, "seconds": _SOME, "factor": _SOME}), max_size=2
+    ),
+    "delays": st.lists(st.fixed_dictionaries({"nodes": _NODES, "delay_seconds": _SOME}), max_size=2),
+    "buckets": st.lists(
+        st.fixed_dictionaries({"nodes": _NODES, "capacity_bytes": _SOME, "refill_bytes_per_second": _SOME}), max_size=2
+    ),
+    "nodes": st.lists(
+        st.fixed_dictionaries(
+            {
+                "nodes": _NODES,
+                "seconds": _SOME,
+                "event": st.sampled_from(["joins", "leaves", "fails"]),
+                "notice_seconds": _SOME,
+            }
+        ),
+        max_size=3,
+    ),
+    "losses": st.lists(st.fixed_dictionaries({"every_seconds": _SOME, "repair_seconds": _SOME}), max_size=1),
+    "thinking_seconds": _SOME,
+}
+
+
+@given(
+    st.fixed_dictionaries({}, optional=_KNOBS),
+    st.fixed_dictionaries({}, optional=_CONDITIONS),
+    st.fixed_dictionaries({"value": _SOME}, optional={"by_share": st.booleans(), "minimise": st.just("usd")}),
+)
+def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
+    free: dict[str, Any], conditions: dict[str, Any], target: dict[str, Any]
+) -> None:
+    tables = ALONE | {
+        "cluster": {"nodes": [{"type": "m4.xlarge", "count": 5}]},
+        "free": free,
+        "conditions": conditions,
+        "target": {"metric": "clocks"} | target,
+    }
+    try:
+        made = scenario(name="any", **tables)
+    except ValueError as refusal:
+        assert re.match(r"harness.scenario\('any'\): \[(free|conditions|target|start)\] ", str(refusal)), refusal  # noqa: PT017
+        return
+    again = parse(show(made), name=made.name, origin=made.origin)
+    assert replace(again, text=made.text) == made
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"cluster": {"discipline": "fifo"}, "start": {"workers": ["n0", "n1"], "servers": ["n1"]}},
+            r"\[cluster\].*worker and",
+        ),
+        (
+            {
+                "cluster": {"discipline": "fifo"},
+                "conditions": {"buckets": [{"nodes": ["n0"], "capacity_bytes": 1, "refill_bytes_per_second": 1}]},
+            },
+            r"\[cluster\] .* token bucket: use maxmin",
+        ),
+        ({"cluster": {"control_queue": 1.0}, "workload": {"name": "clicks-fm"}}, r"\[cluster\] .* set control_queue to 0"),
+        ({"workload": {"name": "clicks-fm"}, "start": {"local_steps": 2}}, r"\[workload\] Cannot take local steps on emb"),
+        (
+            {"workload": {"name": "digits-svm", "overrides": {"optimizer": "adarevision", "aggregation": "mean"}}},
+            r"\[workload\] Cannot apply the mean of gradients by 'adarevision'",
+        ),
+    ],
+)
+def test_what_no_run_computes_is_refused_before_any_run(tables: dict[str, Any], message: str) -> None:
+    start = {"workers": ["n0", "n1"], "servers": ["n2"], "policy": "asp"} | tables.get("start", {})
+    given = ALONE | {"free": {"policy": {"choice": ["asp", "bsp"]}}} | tables
+    given["cluster"] = {"nodes": [{"type": "m4.xlarge", "count": 3}]} | tables.get("cluster", {})
+    with pytest.raises(ValueError, match=message):
+        scenario(name="none", **(given | {"start": start}))
 
 
 def test_paths_start_at_the_bases_folder(tmp_path: Path) -> None:

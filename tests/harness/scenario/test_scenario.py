@@ -284,7 +284,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("worker_count = 3", 'workers = ["n0"]\nservers = ["n9"]', r"\[start\].* 'n9' as a server"),
     ("batch_size = 4", "batch_size = 3", r"\[start\].*batch_size to 3: this scenario allows"),
     ("learning_rate = 0.05", "learning_rate = nan", r"\[start\].*learning_rate nan"),
-    ("batch_size = 4\n", "\n", r"\[start\].*batch_size to 10000: this scenario allows"),  # the workload's
+    (
+        "batch_size = 4\n",
+        "\n",
+        r"\[start\].*batch_size to 10000: this scenario allows.* does not give batch_size, and so the workload's value",
+    ),
+    (
+        BATCH,
+        "intra_threads = { integer = [1, 4] }",
+        r"\[start\].*intra_threads to 0: .* does not give intra_threads, and so the default",
+    ),
     ("batch_size = 4", 'batch_size = 4\nworkers = ["n9"]', r"\[start\] worker_count: it names workers"),
     ("batch_size = 4", "batch_size = 4.5", r"\[start\] batch_size: expected `int`, got `float`"),
     ("batch_size = 4", 'batch_size = 4\npolicy = "bps"', r"\[start\].*'bps'.*bsp"),

@@ -14,7 +14,8 @@ from harness.live.server.optimizer import Rates, slots, step
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed
 from harness.scenario import load, parse, system
-from simulators.engine.optimizers import OPTIMIZERS, REVISING, optimizer
+from simulators.engine.limits import REVISING
+from simulators.engine.optimizers import OPTIMIZERS, optimizer
 from tests.live.support.memory import NODES, Memory, start
 from tuners import policies
 from tuners.actions import Decision, Rejected, Run, SyncPolicy, Target

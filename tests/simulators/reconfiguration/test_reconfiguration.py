@@ -132,6 +132,27 @@ def test_by_migration_and_relocation_training_continues_and_by_checkpoint_it_sta
         assert set(during.pushes.worker[-20:]) == {0, 1, 2, 3}
 
 
+def test_a_migration_stalls_while_all_old_workers_have_stopped_and_no_new_one_has_started():
+    """All training data is on its way from the only worker to its successors: nobody trains, whatever the method."""
+    simulated = timed(setting=start(workers=("a",), servers=("d", "e")))
+    simulated.perform(Run(seconds=10.0))
+    cost = simulated.perform(Reconfigure(start(workers=("b", "c"), servers=("d", "e")), method="migrate"))
+    handshake_and_data = COSTS.handshake_seconds + 64.0 / COSTS.data_bytes_per_second
+    assert cost.stall_seconds == pytest.approx(handshake_and_data + COSTS.start_seconds)
+    assert cost.slow_seconds == pytest.approx(cost.seconds - cost.stall_seconds)
+    last, first, *_ = simulated.perform(Run(clocks=2)).pushes.seconds
+    assert first - last > cost.stall_seconds
+
+
+def test_a_budget_that_ends_while_nobody_trains_is_no_deadlock():
+    simulated = timed(setting=start(workers=("a",), servers=("d", "e")), budget_seconds=15.0)
+    simulated.perform(Run(seconds=10.0))
+    cost = simulated.perform(Reconfigure(start(workers=("b", "c"), servers=("d", "e")), method="migrate"))
+    assert not cost.done
+    told = simulated.perform(Run(clocks=1))
+    assert (told.status, simulated.status) == ("running", "running")
+
+
 def test_a_migration_takes_what_its_slowest_chain_of_steps_takes():
     """(a, b, c; d, e) to (a, b, c, d; e): d gives its 10 model blocks to e, after one handshake, and gets data."""
     simulated = timed()

@@ -341,8 +341,8 @@ def test_the_noise_of_the_loss_changes_no_decision():
             seconds = at.since + (1 + i) * np.arange(1.0, 19.0)
             losses = hogwild_losses(2000.0, 1.0, np.arange(at.clocks, at.clocks + 18))
             at.take(replace(window(GOAL, losses, seconds, start=at.since, workers=setting.workers), setting=setting))
-    at.end = 0.2
-    seen = triples(at.stretches, GOAL.target, 1e6, at.end, at.estimator, pooled=True, clocks=at.clocks)
+    at.epsilon = 0.2
+    seen = triples(at.stretches, GOAL.target, 1e6, at.epsilon, at.estimator, pooled=True, clocks=at.clocks)
     assert seen.stateless
     found = []
     for loss in (0.3, 0.9):

@@ -422,23 +422,6 @@ def test_rounding_lies_between_none_and_whole_mini_batches(problem):
 
 
 @settings(max_examples=8)
-@given(problems(most=2, batches=4).filter(lambda p: p.machines <= 4), st.integers(1, 5))
-def test_the_milp_in_blocks_is_what_plain_enumeration_finds(problem, blocks):
-    """Against plain enumeration of all roles, all mini-batches, and all blocks."""
-    least = min(
-        placement_seconds(
-            problem, Placement(workers, servers, batches, tuple(b * problem.model_bytes / blocks for b in parts))
-        )
-        for workers, servers in roles(problem)
-        for batches in compositions(problem.batches, len(workers))
-        for parts in compositions(blocks, len(servers))
-    )
-    solved = solve(problem, model_blocks=blocks)
-    assert solved.seconds == pytest.approx(least, rel=1e-9)
-    held = np.array(solved.placement.model) * blocks / problem.model_bytes
-    assert held == pytest.approx(np.round(held))
-
-
 @given(problems(batches=9))
 def test_more_mini_batches_bring_the_whole_ones_to_the_relaxed_optimum(problem):
     """C in whole mini-batches is at most one mini-batch of the slowest above the relaxed C, whose share of C vanishes."""
@@ -496,8 +479,3 @@ def test_a_queue_has_no_two_terms():
     problem = paper(server_term="queue")
     with pytest.raises(ValueError, match="use queued_pull_seconds"):
         pull_seconds(problem, place(problem, best_split(problem)))
-
-
-def test_a_search_out_of_time_says_so():
-    solved = solve(paper(server_term="sum"), limit_seconds=1e-3)
-    assert solved is None or not solved.proven

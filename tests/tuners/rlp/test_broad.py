@@ -26,8 +26,8 @@ from tuners.rlp.broad import (
     mode_values,
     rule_network,
 )
+from tuners.rlp.features import JOB, WORKER, counted, features, no_statistics
 from tuners.rlp.network import Trained, untrained
-from tuners.rlp.sight import JOB, WORKER, features, first_sight, seen
 
 ASP, K_ASYNC, K_SYNC = 0, 1, 3  # indices of modes
 BLANK = jax.tree.map(np.zeros_like, rule_network(round_from=1.0, mode=K_SYNC, undone=1.0))
@@ -96,17 +96,17 @@ def told(worker: int, number: int, waiting, *, loss: float = 1.0, seconds: float
 
 
 @jax.jit  # as in the engine; else JAX compiles each of its operations
-def sees(sight, push: Push):
+def sees(statistics, push: Push):
     """What it sees after the push, which releases all that wait, and what it remembers then."""
-    sight = seen(sight, push)
-    return features(sight, push), sight.after(push, push.waiting, np.zeros(push.waiting.shape, bool))
+    statistics = counted(statistics, push)
+    return features(statistics, push), statistics.after(push, push.waiting, np.zeros(push.waiting.shape, bool))
 
 
 def looked(pushes: list[Push]):
     """The features after these pushes, of which each releases all that wait."""
-    sight = first_sight(pushes[0].active)
+    statistics = no_statistics(pushes[0].active)
     for each in pushes:
-        found, sight = sees(sight, each)
+        found, statistics = sees(statistics, each)
     return tuple(np.asarray(table) for table in found)
 
 
@@ -194,7 +194,7 @@ def test_the_rule_goes_from_asp_to_groups_as_a_round_begins_to_matter(share, dri
 
 
 def test_who_computes_begins_anew_only_where_its_group_is_complete() -> None:
-    sight = first_sight(np.ones(5, bool))
+    statistics = no_statistics(np.ones(5, bool))
     alone, pair = np.arange(5) < 1, np.arange(5) < 2
     for waiting, mode, released, restarted in (
         (alone, ASP, 1, 0),
@@ -202,12 +202,12 @@ def test_who_computes_begins_anew_only_where_its_group_is_complete() -> None:
         (pair, K_ASYNC, 2, 0),
         (pair, K_SYNC, 5, 3),
     ):
-        release, restart = decided(sight, push(0, waiting), np.int32(mode))
+        release, restart = decided(statistics, push(0, waiting), np.int32(mode))
         assert (int(release.sum()), int(restart.sum())) == (released, restarted)
-    often = sight._replace(again=np.full(5, MOST_RESTARTS))
+    often = statistics._replace(again=np.full(5, MOST_RESTARTS))
     release, restart = decided(often, push(0, pair), np.int32(K_SYNC))
     assert (int(release.sum()), int(restart.sum())) == (2, 0)
-    late = sight._replace(missed=np.float32([MOST_ROUNDS * 5, 0, 0, 0, 0]))
+    late = statistics._replace(missed=np.float32([MOST_ROUNDS * 5, 0, 0, 0, 0]))
     assert decided(late, push(1, alone), np.int32(K_SYNC))[0].tolist() == [True, False, False, False, False]
 
 

@@ -4,8 +4,8 @@ Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024, secti
 measured speed of worker w, it takes floor(v(w) / max v H) steps between a pull and its push, so that all take about as long.
 
 From memory, and to be checked. Where we differ: the paper's workers do not wait for each other; here the policy stays what
-the job has, so that under BSP, too, nobody waits for long. A worker takes at least one step. Copies count by their samples,
-as all means of this contract do. The paper's delayed outer momentum is not here.
+the job has, so that no worker waits for long, also under BSP. A worker takes at least one step. Copies count by their
+samples, as all means of this contract do. The paper's delayed outer momentum is not here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rivals of 2018 to 2026 that adapt resources, work per worker, or whom a round waits for: one file each."""
+"""Rivals of 2018 to 2026 that adapt resources, work per worker, or which workers a round waits for: one file each."""

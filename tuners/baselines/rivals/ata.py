@@ -2,8 +2,8 @@
 
 Maranjyan, Saad, Richtarik, Orabona, "ATA: Adaptive Task Allocation for Efficient Resource Management in Distributed Machine
 Learning", ICML 2025. A round needs B gradients. Worker i gets a_i of them, with sum a_i = B, so that max a_i s_i is least,
-where s_i is a lower confidence bound of the mean time of one gradient of worker i. Nobody computes more than its a_i, and no
-work is thrown away; the greedy way, in which all compute until B gradients have come, wastes what is in progress.
+where s_i is a lower confidence bound of the mean time of one gradient of worker i. No worker computes more than its a_i, and
+no work is thrown away; the greedy way, in which all compute until B gradients have come, wastes what is in progress.
 
 From memory, and to be checked: s_i = (mean_i - confidence_i)+ with confidence_i in proportion to sqrt(ln(2 r^2) / K_i), r
 rounds and K_i observed gradients. The factor is here `width` times the mean, which stands for the paper's bound on the
@@ -78,7 +78,7 @@ def _by_allocation(state: _Allocation, push: Push) -> tuple[_Allocation, Decisio
     seen = state.seen + (mine & jnp.isfinite(took))
     seconds = state.seconds + jnp.where(mine & jnp.isfinite(took), (took - state.seconds) / jnp.maximum(seen, 1), 0.0)
     done = state.done + mine
-    full = jnp.all(~push.active | (done >= state.given))  # nobody waits for a worker that has left
+    full = jnp.all(~push.active | (done >= state.given))  # no worker waits for one that has left
     now = state.round + full
     spread = state.width * jnp.sqrt(jnp.log(2.0 * jnp.maximum(now, 1) ** 2) / jnp.maximum(seen, 1))
     bounds = jnp.where(seen > 0, seconds * jnp.maximum(1.0 - spread, 0.0), 0.0)

@@ -6,7 +6,7 @@ and M0 the batch at the start. Goodput is that times the throughput M / T_iter(M
 with AdaScale's learning rate: that of the start times (phi / M0 + 1) / (phi / M + 1).
 
 From memory, and to be checked. Where we differ: the paper also chooses the number of workers, in a cluster of many jobs;
-here it is the job's. T_iter is what a cycle takes beside computing, and a line in the samples of a worker, fitted without
+here it is the job's. T_iter is what a cycle takes besides computing, and a line in the samples of a worker, fitted without
 negative coefficients to what computing took; the paper's also says how both overlap, which in a worker's cycle here they do
 not. The paper reads phi off gradients while they train; here `MeasureNoise` takes time. M is the batch of all workers where
 they wait for each other (BSP), and else that of one, whose gradient is an update of its own.

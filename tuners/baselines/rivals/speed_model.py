@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from tuners.actions import Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
-from tuners.settings import Node
+from tuners.settings import Choice, Node
 
 __all__ = [
     "Choose",
@@ -124,15 +124,30 @@ def fitted(measured: Mapping[Pair, float], terms: Terms) -> Seconds:
 
 
 def pairs(job: Job, nodes: Sequence[Node]) -> Iterator[Pair]:
-    """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else up to all; and
-    that of the start, which may have machines with both roles, while these are all there."""
+    """The pairs that `job` can have on `nodes`: all machines in use where `worker_count` is free, and else as many as may be
+    workers, servers and idle; and that of the start, which may have machines with both roles, while these are all there."""
     count, knob = len(nodes), job.space.knob("worker_count")
+    roles = [_roles(job, n.name) for n in nodes]
+    most_workers, most_servers = (sum(role in may for may in roles) for role in ("worker", "server"))
+    only_workers, only_servers = (sum(may == {role} for may in roles) for role in ("worker", "server"))
+    used, usable = (sum("idle" not in may for may in roles), sum(bool(may & {"worker", "server"}) for may in roles))
     for workers in range(1, count):
         for servers in (count - workers,) if knob is not None else range(1, count - workers + 1):
-            if knob is None or knob.contains(workers):
+            if knob is not None:
+                possible = knob.contains(workers)
+            else:
+                enough = used <= workers + servers <= usable
+                possible = enough and only_workers <= workers <= most_workers and only_servers <= servers <= most_servers
+            if possible:
                 yield workers, servers
     if sum(_pair(job.start)) > count and {*job.start.workers, *job.start.servers} <= {n.name for n in nodes}:
         yield _pair(job.start)
+
+
+def _roles(job: Job, node: str) -> set[str]:
+    """The roles that a machine may have: the options of its knob, or the one in which it is held."""
+    knob = job.space.knob(f"role/{node}")
+    return {str(role) for role in knob.options} if isinstance(knob, Choice) else {job.space.base.role_of(node)}
 
 
 def _spread(able: Iterable[Pair], count: int, first: Pair) -> Iterator[Pair]:

@@ -14,6 +14,7 @@ from tests.tuners.bespoke_bo.test_schedules import JOB as SHARED
 from tuners.actions import Cost, Reconfigure, Rejected
 from tuners.baselines.rivals import dlrover_rm, optimus
 from tuners.baselines.rivals.speed_model import fitted, pairs, with_roles, within_reach
+from tuners.settings import Choice
 from tuners.testing import exchanges
 
 RIVALS = {"optimus": optimus.optimus, "dlrover_rm": dlrover_rm.dlrover_rm}
@@ -75,6 +76,29 @@ def test_machines_keep_their_roles_as_far_as_the_numbers_allow():
         made = with_roles(of, of.start, pair, of.nodes)
         stayed = [len({*old} & {*new}) for old, new in ((of.start.workers, made.workers), (of.start.servers, made.servers))]
         assert stayed == [min(pair[0], 3), min(pair[1], 2)]
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4])
+@pytest.mark.parametrize("name", RIVALS)
+def test_where_no_machine_may_be_idle_all_samples_use_all_machines(name, samples):
+    """Pairs that the job never admits were all samples, so that neither tuner ever changed anything."""
+    of = job("roles by node")
+    knobs = tuple(Choice(k.name, ("worker", "server")) if k.name.startswith("role/") else k for k in of.space.knobs)
+    start = of.start.on(tuple(n.name for n in of.nodes[:-2]), tuple(n.name for n in of.nodes[-2:]))
+    of = replace(of, start=start, space=replace(of.space, base=start, knobs=knobs))
+    assert all(sum(pair) == len(of.nodes) for pair in pairs(of, of.nodes))
+    tuner, answer, asked, current = RIVALS[name](of, samples=samples), None, [], of.start
+    for _ in range(6):
+        action = tuner.send(answer)
+        if isinstance(action, Reconfigure):
+            asked.append(current := action.setting)
+            answer = Cost(seconds=1.0, stall_seconds=1.0)
+            continue
+        at = np.arange(1.0, action.clocks + 1) / len(current.workers)
+        answer = replace(window(of, np.ones(action.clocks), at, workers=current.workers), setting=current)
+    assert asked
+    for setting in asked:
+        of.space.check(setting)
 
 
 def test_a_pair_of_more_roles_than_machines_names_no_machine_that_is_lost():

@@ -3,8 +3,8 @@
 Everything is a ratio. Times are counted in the median step of the workers, pushes in rounds of the active workers, losses
 relative to each other. So a policy that was trained on a few kinds of jobs reads another job in the same terms.
 
-At every push `Sight` is brought up to date with what the push tells, and `features` makes two tables of it: one row per
-worker (`WORKER`), and one row about the job (`JOB`). What a measurement means depends on what was measured:
+Every push is counted in `PushStatistics`, and `features` makes two tables of them: one row per worker (`WORKER`), and one
+row about the job (`JOB`). What a measurement means depends on what was measured:
 
 - *progress* of a push is 2 (before - after) / (before + after), of the losses of its mini-batch on the servers before and
   after its update. That is about learning rate x slope squared / loss. Times the number of workers, it says how much a whole
@@ -22,7 +22,7 @@ from jax import Array
 
 from tuners.actions import Push
 
-__all__ = ["JOB", "WORKER", "Sight", "features", "first_sight", "seen"]
+__all__ = ["JOB", "WORKER", "PushStatistics", "counted", "features", "no_statistics"]
 
 JOB = (
     "round",  # log of absolute progress x workers
@@ -47,17 +47,17 @@ WORKER = (
     "ahead",  # its pushes / the mean of all workers' - 1
     "loss",  # log of its own mean loss / the mean of all workers'
 )
-_ROUNDS = 2.0  # in which averages over pushes forget
-_MORE_ROUNDS = 6.0  # likewise, of the slower average of losses
+_ROUNDS = 2.0  # over which measurements of pushes are averaged, exponentially
+_MORE_ROUNDS = 6.0  # the same of the slower average of losses
 _OWN = 0.3  # weight of a worker's newest loss or step in its averages
 _TINY = 1e-9
 
 
-class Sight(NamedTuple):
+class PushStatistics(NamedTuple):
     """What the policy remembers of the pushes so far. Arrays are float32 unless said; [k] has one entry per node."""
 
     pulled: Array  # [k], in the precision of time: seconds at which it last pulled; -1: not seen, the policy may be new
-    pushed: Array  # [k], likewise: seconds at which it last pushed
+    pushed: Array  # [k], the same: seconds at which it last pushed
     missed: Array  # [k]: pushes by others since it pulled or, while it waits, since it pushed
     again: Array  # [k]: times that it began anew since it last pushed
     step: Array  # [k]: seconds that a step of it takes, averaged; 0: unknown
@@ -68,7 +68,7 @@ class Sight(NamedTuple):
     fresh: Array  # [2]: sum of absolute progress / (1 + staleness), and the sum of these weights; both forget
     course: Array  # [2, 2]: sums of losses, and of their weights; the second of each forgets more slowly
 
-    def after(self, push: Push, release: Array, restart: Array) -> Sight:
+    def after(self, push: Push, release: Array, restart: Array) -> PushStatistics:
         """What it remembers once the workers in `release` [k] have pulled, of which those in `restart` began anew."""
         now = jnp.asarray(push.seconds, self.pulled.dtype)
         return self._replace(
@@ -78,63 +78,63 @@ class Sight(NamedTuple):
         )
 
 
-def first_sight(active: Array) -> Sight:
+def no_statistics(active: Array) -> PushStatistics:
     """Before the first push."""
     none = jnp.zeros(active.shape, jnp.float32)
     zero = jnp.zeros((), jnp.float32)
     never = -jnp.ones(active.shape)  # float64 where JAX is set to it, as the simulator does
     means, pair = jnp.zeros(5, jnp.float32), jnp.zeros(2, jnp.float32)
-    return Sight(never, never, none, none, none, none, zero, zero, means, pair, jnp.zeros((2, 2), jnp.float32))
+    return PushStatistics(never, never, none, none, none, none, zero, zero, means, pair, jnp.zeros((2, 2), jnp.float32))
 
 
-def seen(sight: Sight, push: Push) -> Sight:
-    """`sight` after `push`, before the decision about it."""
+def counted(statistics: PushStatistics, push: Push) -> PushStatistics:
+    """`statistics` with `push`, before the decision about it."""
     mine = jnp.arange(push.active.shape[0]) == push.worker
-    now = jnp.asarray(push.seconds, sight.pulled.dtype)
-    took = (now - sight.pulled).astype(jnp.float32)
+    now = jnp.asarray(push.seconds, statistics.pulled.dtype)
+    took = (now - statistics.pulled).astype(jnp.float32)
     workers = _workers(push)
     rate = 1.0 / (_ROUNDS * workers)
     keeps = 1.0 - 1.0 / (jnp.asarray([_ROUNDS, _MORE_ROUNDS], jnp.float32) * workers)
     progress, drift = _ratio(push.loss_before, push.loss_after), _ratio(push.loss_before, push.loss)
     told = jnp.stack([progress, jnp.abs(progress), drift, jnp.abs(drift), push.staleness / workers]).astype(jnp.float32)
     loss = jnp.nan_to_num(jnp.asarray(push.loss_before, jnp.float32), posinf=0.0, neginf=0.0)
-    return sight._replace(
-        pushed=jnp.where(mine, now, sight.pushed),
-        missed=jnp.where(mine, 0.0, sight.missed + 1.0),
-        again=jnp.where(mine, 0.0, sight.again),
-        step=jnp.where(mine & (sight.pulled >= 0), _average(sight.step, took), sight.step),
-        loss=jnp.where(mine, _average(sight.loss, loss), sight.loss),
-        first=jnp.where(sight.weight > 0, sight.first, loss),
-        weight=sight.weight + rate * (1.0 - sight.weight),
-        means=sight.means + rate * (told - sight.means),
-        fresh=(1.0 - rate / 2.0) * sight.fresh + _freshness(push) * jnp.stack([jnp.abs(progress), jnp.float32(1.0)]),
-        course=keeps * sight.course + jnp.stack([loss, jnp.float32(1.0)])[:, None],
+    return statistics._replace(
+        pushed=jnp.where(mine, now, statistics.pushed),
+        missed=jnp.where(mine, 0.0, statistics.missed + 1.0),
+        again=jnp.where(mine, 0.0, statistics.again),
+        step=jnp.where(mine & (statistics.pulled >= 0), _average(statistics.step, took), statistics.step),
+        loss=jnp.where(mine, _average(statistics.loss, loss), statistics.loss),
+        first=jnp.where(statistics.weight > 0, statistics.first, loss),
+        weight=statistics.weight + rate * (1.0 - statistics.weight),
+        means=statistics.means + rate * (told - statistics.means),
+        fresh=(1.0 - rate / 2.0) * statistics.fresh + _freshness(push) * jnp.stack([jnp.abs(progress), jnp.float32(1.0)]),
+        course=keeps * statistics.course + jnp.stack([loss, jnp.float32(1.0)])[:, None],
     )
 
 
-def features(sight: Sight, push: Push) -> tuple[Array, Array]:
+def features(statistics: PushStatistics, push: Push) -> tuple[Array, Array]:
     """One row about the job, [len(JOB)], and one row per worker, [k, len(WORKER)]; all within -5 to 5."""
     active, waiting = jnp.asarray(push.active), jnp.asarray(push.waiting)
     workers, busy = _workers(push), active & ~waiting
-    now = jnp.asarray(push.seconds, sight.pulled.dtype)
-    worked, waited = ((now - since).astype(jnp.float32) for since in (sight.pulled, sight.pushed))
-    known, heard = active & (sight.step > 0), active & (sight.loss != 0)
-    usual = _median(sight.step, known)
-    step = jnp.where(known, sight.step, usual)
-    progress, size, drift, rough, stale = sight.means / jnp.maximum(sight.weight, _TINY)
-    loss = _mean(sight.loss, heard)
-    now_and_before = sight.course[0] / jnp.maximum(sight.course[1], _TINY)
+    now = jnp.asarray(push.seconds, statistics.pulled.dtype)
+    worked, waited = ((now - since).astype(jnp.float32) for since in (statistics.pulled, statistics.pushed))
+    known, heard = active & (statistics.step > 0), active & (statistics.loss != 0)
+    usual = _median(statistics.step, known)
+    step = jnp.where(known, statistics.step, usual)
+    progress, size, drift, rough, stale = statistics.means / jnp.maximum(statistics.weight, _TINY)
+    loss = _mean(statistics.loss, heard)
+    now_and_before = statistics.course[0] / jnp.maximum(statistics.course[1], _TINY)
     lately, longer = jnp.maximum(now_and_before, _TINY)
     job = [
         jnp.log(jnp.maximum(size * workers, 0.01)),
-        jnp.log(jnp.maximum(sight.fresh[0] / jnp.maximum(sight.fresh[1], _TINY) * workers, 0.01)),
+        jnp.log(jnp.maximum(statistics.fresh[0] / jnp.maximum(statistics.fresh[1], _TINY) * workers, 0.01)),
         progress / jnp.maximum(size, _TINY),
         drift / jnp.maximum(size, 0.001),
         rough / jnp.maximum(size, 0.001),
         stale,
-        _deviation(sight.loss, heard) / jnp.maximum(jnp.abs(loss), _TINY),
+        _deviation(statistics.loss, heard) / jnp.maximum(jnp.abs(loss), _TINY),
         _deviation(jnp.log(jnp.maximum(step, _TINY)), known),
-        jnp.log(jnp.maximum(sight.first, _TINY) / jnp.maximum(loss, _TINY)),
+        jnp.log(jnp.maximum(statistics.first, _TINY) / jnp.maximum(loss, _TINY)),
         jnp.log(jnp.maximum(rough / jnp.maximum(stale, 0.5 / workers), 0.01)),
         drift / jnp.maximum(rough, 0.001),
         jnp.log(lately / longer),
@@ -142,12 +142,12 @@ def features(sight: Sight, push: Push) -> tuple[Array, Array]:
     clocks = jnp.asarray(push.clocks, jnp.float32)
     each = [
         busy,
-        jnp.where(busy, sight.missed / workers, 0.0),
-        jnp.where(busy & (sight.pulled >= 0) & (usual > 0), worked / jnp.maximum(step, _TINY), 0.0),
+        jnp.where(busy, statistics.missed / workers, 0.0),
+        jnp.where(busy & (statistics.pulled >= 0) & (usual > 0), worked / jnp.maximum(step, _TINY), 0.0),
         jnp.log(jnp.maximum(step, _TINY) / jnp.maximum(usual, _TINY)),
-        jnp.where(waiting & (sight.pushed >= 0) & (usual > 0), waited / jnp.maximum(usual, _TINY), 0.0),
+        jnp.where(waiting & (statistics.pushed >= 0) & (usual > 0), waited / jnp.maximum(usual, _TINY), 0.0),
         clocks / jnp.maximum(_mean(clocks, active), 1.0) - 1.0,
-        jnp.where(heard, jnp.log(jnp.maximum(sight.loss, _TINY) / jnp.maximum(loss, _TINY)), 0.0),
+        jnp.where(heard, jnp.log(jnp.maximum(statistics.loss, _TINY) / jnp.maximum(loss, _TINY)), 0.0),
     ]
     return _bounded(jnp.stack(job)), _bounded(jnp.stack(each, axis=1))
 

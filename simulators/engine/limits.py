@@ -1,0 +1,62 @@
+"""What no run computes: combinations of cluster, workload and knobs that the engine has no rule for.
+
+Without JAX, so that a scenario with such a combination is refused when its file is read, and not by each of its runs.
+"""
+
+from __future__ import annotations
+
+from tuners.actions import Rejected, Space
+from tuners.settings import OF_PULLS
+
+__all__ = ["REVISING", "check_learning", "check_links"]
+
+REVISING = ("adarevision",)
+"""Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
+
+
+def check_links(discipline: str, control_queue: float, *, overlap: bool, buckets: bool, tables: bool) -> None:
+    """Raise Rejected where transfers cannot share their links by that discipline: nodes `overlap` if some are workers and
+    servers, `buckets` limit what they send, and mini-batches touch rows of embedding `tables`."""
+    if discipline == "fifo" and (overlap or buckets or tables):
+        where = "a node is worker and server" if overlap else "a node has a token bucket"
+        where = "mini-batches touch rows of embedding tables" if tables else where
+        raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
+    if control_queue and tables:
+        raise Rejected("Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0.")
+
+
+def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:
+    """Raise Rejected for an optimizer that does not go with the aggregation of gradients, or with the knobs of `space`; with
+    embedding `tables`, gradients are sparse."""
+    if optimizer in REVISING and aggregation != "each":
+        raise Rejected(
+            f"Cannot apply the {aggregation} of gradients by {optimizer!r}: each has a delay of its own; "
+            'use aggregation = "each".'
+        )
+    if optimizer in REVISING and space.takes_local_steps:
+        raise Rejected(f"Cannot take local steps with {optimizer!r}, which revises at the servers: use another.")
+    if space.may_have(OF_PULLS) and (space.takes_local_steps or optimizer in REVISING):
+        what = "local steps" if space.takes_local_steps else f"{optimizer!r}, which revises what it knows of a pull"
+        raise Rejected(f"Cannot skip pulls with {what}: hold pull_clocks at 1.")
+    if tables:
+        _check_sparse(optimizer, aggregation, space)
+
+
+def _check_sparse(optimizer: str, aggregation: str, space: Space) -> None:
+    if optimizer != "sgd":
+        raise Rejected(
+            f"Cannot apply the sparse gradients of embedding tables by {optimizer!r}, whose slots are dense: "
+            'use optimizer = "sgd".'
+        )
+    if aggregation != "each":
+        raise Rejected(
+            f"Cannot apply the {aggregation} of the sparse gradients of embedding tables, which touch different "
+            'rows: use aggregation = "each".'
+        )
+    if space.takes_local_steps:
+        raise Rejected(
+            "Cannot take local steps on embedding tables, of which a worker has no copy: hold local_steps and outer_rate at "
+            "1 and outer_momentum at 0."
+        )
+    if space.may_have(OF_PULLS):
+        raise Rejected("Cannot skip pulls of embedding tables: hold pull_clocks at 1, and keep copies by cache_clocks.")
