@@ -149,7 +149,15 @@ def _bootstrap(x: _Floats, statistic: Any, resamples: int) -> tuple[float, float
 
     rng = np.random.default_rng(_STREAM)
     found = bootstrap((x,), statistic, confidence_level=LEVEL, n_resamples=resamples, method="percentile", rng=rng)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    low, high = found.confidence_interval
+    return _snapped(float(low), found.bootstrap_distribution), _snapped(float(high), found.bootstrap_distribution)
+
+
+def _snapped(end: float, values: _Floats) -> float:
+    """The nearest of `values` where `end` is that but for its last digits: SciPy interpolates with weights that sum to 1, so
+    between two equal values it may give one that is less than both."""
+    nearest = float(values[np.abs(values - end).argmin()])
+    return nearest if math.isclose(nearest, end, rel_tol=1e-12) else end
 
 
 def coverage_limit(values: int) -> float:
