@@ -267,12 +267,14 @@ def _has_momentum(job: Job) -> bool:
     return job.space.takes_local_steps or not 0 < job.branch_bytes < (1 + _SLOT) * job.model_bytes
 
 
-def outer_heat(job: Job, *, prior: bool = True) -> RateHeat | None:
-    """The servers' rate for what local steps have changed; None where it is held."""
+def outer_heat(job: Job, *, prior: bool = True, in_rounds: bool | None = None) -> RateHeat | None:
+    """The servers' rate for what local steps have changed; None where it is held. What is expected of it depends on whether
+    workers take them `in_rounds`; without that, on whether those of the job do."""
     rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
     if not _is_axis(rate):
         return None
-    expected = Expected(_OUTER_MEDIAN if _in_rounds(job) else 1.0, _OUTER_DEVIATION) if prior else None
+    rounds = _in_rounds(job) if in_rounds is None else in_rounds
+    expected = Expected(_OUTER_MEDIAN if rounds else 1.0, _OUTER_DEVIATION) if prior else None
     return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
 
 

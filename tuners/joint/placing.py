@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, highest, lowest, options
-from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat
+from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
@@ -34,6 +34,8 @@ _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run make
 _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
 _COPIED = 4  # mini-batches for which workers keep copies of rows
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
+_WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
+_SAVES_WAITING = 1.5  # the same, seen
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 
@@ -194,6 +196,9 @@ class Placing:
         bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
         """
         training, heat = self._training, self.heat
+        if waits(training.setting):
+            yield from self._stop_waiting()
+            return
         waiting, workers = self._waiting(training.setting), len(training.setting.workers)
         if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self._parts.system_model:
             return
@@ -216,6 +221,36 @@ class Placing:
             yield from training.change(training.placed(before), why)
             return
         training.usual_push_seconds = training.push_seconds
+
+    def _stop_waiting(self) -> Steps[None]:
+        """Let no worker wait for others' local steps, where that saves most of the time and policies may be installed.
+
+        Averages of fewer pushes, of older models, bear no momentum of the servers: their rate is 1.
+        """
+        training, job = self._training, self._job
+        outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
+        before, space = training.setting, self._job.space
+        if not (job.installs_policies and space.knob("policy") is None and space.takes_local_steps and outer is not None):
+            return
+        if training.diverged or not self._system.knows or not self._parts.system_model:
+            return
+        free = replace(before, policy="asp", staleness=0)
+        free = outer.scaled(free, 1 / outer.of(free))
+        alone = training.push_seconds
+        gain = alone / self._system.push_seconds(free)
+        if gain < _WORTH_NOT_WAITING:
+            return
+        why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
+        if not (yield from training.change(free, why)):
+            return
+        yield from self.measure()
+        seen = alone / training.push_seconds if training.push_seconds else math.inf
+        if seen < _SAVES_WAITING:
+            yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
+            return
+        if isinstance(self.heat, RateHeat) and self.heat.is_outer:
+            self.heat = outer
+        yield from self.place()
 
     def _waiting(self, setting: Setting) -> Setting | None:
         """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""

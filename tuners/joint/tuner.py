@@ -52,7 +52,7 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, as_hot, outer_heat
+from tuners.joint.heat import Heat, PolicyHeat, RateHeat, as_hot, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.placing import LEFT_SHARE, Placing
@@ -192,7 +192,9 @@ class JointCourse:
         setting, space = self.job.start, self.job.space
         policies = options(space.knob("policy"))
         staleness = space.knob("staleness")
-        if "asp" in policies or (policies and self.job.installs_policies):
+        # What makes up for staleness must be free, too; local steps ask for other rates (`Placing.wait`).
+        searched = policies or (isinstance(self.heat, RateHeat) and not space.takes_local_steps)
+        if "asp" in policies or (self.job.installs_policies and searched):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
