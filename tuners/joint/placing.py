@@ -188,6 +188,37 @@ class Placing:
                 replace(training.setting, cache_rows=0), f"taken back: {seen:.2f} times as many pushes"
             )
 
+    def stop_waiting(self) -> Steps[None]:
+        """Let no worker wait for others' local steps, where that doubles the pushes and policies may be installed.
+
+        Servers then average half as many pushes as workers (`Training`), of older models. These bear no momentum of the
+        servers, so that the usual outer rate is 1, and not that of rounds.
+        """
+        training, job, before = self._training, self._job, self._training.setting
+        outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
+        in_rounds = waits(before) and job.space.takes_local_steps and job.space.knob("policy") is None
+        if not (in_rounds and job.installs_policies) or outer is None:
+            return
+        if training.diverged or not self._system.knows or not self._parts.system_model:
+            return
+        free = replace(before, policy="asp", staleness=0)
+        free = outer.scaled(free, 1 / outer.of(free))
+        alone = training.push_seconds
+        gain = alone / self._system.push_seconds(free)
+        if gain < _WORTH_NOT_WAITING:
+            return
+        why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
+        if not (yield from training.change(free, why)):
+            return
+        yield from self.measure()
+        seen = alone / training.push_seconds if training.push_seconds else math.inf
+        if seen < _SAVES_WAITING:
+            yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
+            return
+        if isinstance(self.heat, RateHeat) and self.heat.is_outer:
+            self.heat = outer
+        yield from self.place()
+
     def wait(self) -> Steps[None]:
         """Let all workers wait for each other after all, where that costs less time than staleness does.
 
@@ -196,9 +227,6 @@ class Placing:
         bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
         """
         training, heat = self._training, self.heat
-        if waits(training.setting):
-            yield from self._stop_waiting()
-            return
         waiting, workers = self._waiting(training.setting), len(training.setting.workers)
         if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self._parts.system_model:
             return
@@ -221,36 +249,6 @@ class Placing:
             yield from training.change(training.placed(before), why)
             return
         training.usual_push_seconds = training.push_seconds
-
-    def _stop_waiting(self) -> Steps[None]:
-        """Let no worker wait for others' local steps, where that saves most of the time and policies may be installed.
-
-        Averages of fewer pushes, of older models, bear no momentum of the servers: their rate is 1.
-        """
-        training, job = self._training, self._job
-        outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
-        before, space = training.setting, self._job.space
-        if not (job.installs_policies and space.knob("policy") is None and space.takes_local_steps and outer is not None):
-            return
-        if training.diverged or not self._system.knows or not self._parts.system_model:
-            return
-        free = replace(before, policy="asp", staleness=0)
-        free = outer.scaled(free, 1 / outer.of(free))
-        alone = training.push_seconds
-        gain = alone / self._system.push_seconds(free)
-        if gain < _WORTH_NOT_WAITING:
-            return
-        why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
-        if not (yield from training.change(free, why)):
-            return
-        yield from self.measure()
-        seen = alone / training.push_seconds if training.push_seconds else math.inf
-        if seen < _SAVES_WAITING:
-            yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
-            return
-        if isinstance(self.heat, RateHeat) and self.heat.is_outer:
-            self.heat = outer
-        yield from self.place()
 
     def _waiting(self, setting: Setting) -> Setting | None:
         """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
