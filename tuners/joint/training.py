@@ -184,9 +184,8 @@ class Training:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
             longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
-            # The job's own validation takes none: it is waited for, if it comes before the end of so long a window, or of an
-            # evaluation that is dear even so.
-            validates = 0 < every <= (longer + paid if paid > _DEAR_SHARE * longer else longer)
+            # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
+            validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
             clocks = clocks if validates else longer
         if validates:
             clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes

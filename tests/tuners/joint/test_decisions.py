@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy import job, window
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, Reconfigure, Rejected, Run
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat, stress
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import (
