@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy import job, window
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat, stress
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import (
@@ -138,12 +138,9 @@ def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_
     assert answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "again")) is not None
 
 
-@pytest.mark.parametrize(
-    ("every", "seconds", "evaluates"), [(80, 5.0, False), (80, 0.0, True), (500, 5.0, True), (80, 0.2, False)]
-)
+@pytest.mark.parametrize(("every", "seconds", "evaluates"), [(80, 5.0, False), (80, 0.0, True), (500, 5.0, True)])
 def test_windows_end_at_the_jobs_own_validation_where_evaluations_are_dear(every, seconds, evaluates):
-    """On a hand-written job, evaluations of 60 s at the end of windows of 80 s took 41 % of the time. On another one they
-    took 11 %, after 80 pushes each, where the job validates every 50."""
+    """On a hand-written job, evaluations of 60 s at the end of windows of 80 s took 41 % of the time."""
     made = of(evaluate_seconds=seconds)
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
     answer = answers.answer
