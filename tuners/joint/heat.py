@@ -2,8 +2,8 @@
 
 A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
 depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
-steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); and if all of these are
-held and workers do not wait for each other, their number.
+steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); if that is held, too, the
+momentum; and if all of these are held and workers do not wait for each other, their number.
 
 One rate is not as hot everywhere. Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable
 rate falls with one over k. A mini-batch of b samples has 1 / sqrt(b) of the noise, and bears a rate that is so much higher.
@@ -26,6 +26,7 @@ __all__ = [
     "BATCH_GAIN",
     "Expected",
     "Heat",
+    "MomentumHeat",
     "PolicyHeat",
     "RateHeat",
     "WorkerHeat",
@@ -38,6 +39,8 @@ __all__ = [
 BATCH_GAIN = 0.5
 """A mini-batch of b samples bears b^0.5 times the rate, and adds b^0.5 to the progress of a push."""
 
+_MOST_MOMENTUM = 0.99  # more of it is not told apart
+_SLOT = 0.5  # bytes that are kept for a parameter, over its own, from which they are more than itself
 _SMALL = math.log(1.5)  # a factor below this is a correction, and does not ask for another one of a few rates
 _OUTER_MEDIAN, _OUTER_DEVIATION = 7.0, math.log(2.0)  # of effective outer rates: DiLoCo's, 0.7 with a momentum of 0.9
 
@@ -93,6 +96,7 @@ class RateHeat:
     expected: Expected | None = None
     steps: bool = False
     limits_workers: bool = False
+    has_momentum: bool = True  # whether the optimizer has any; plain gradient descent does as if it were 0
 
     @property
     def is_outer(self) -> bool:
@@ -107,32 +111,45 @@ class RateHeat:
         return self._effective(setting) * (1.0 if self.is_outer else stress(setting))
 
     def _effective(self, setting: Setting) -> float:
-        rate: float = getattr(setting, self.rate.name)
+        return _effective_rate(getattr(setting, self.rate.name), self._momentum_of(setting))
+
+    def _momentum_of(self, setting: Setting) -> float:
         momentum: float = getattr(setting, self._momentum)
-        return rate / (1 - min(momentum, 0.99))
+        return momentum if self.has_momentum else 0.0
 
     def scaled(self, setting: Setting, factor: float) -> Setting:
-        effective, momentum = self._effective(setting) * factor, getattr(setting, self._momentum)
+        effective, momentum = self._effective(setting) * factor, self._momentum_of(setting)
+        made: dict[str, Any] = {}
         if self.momentum is not None:
             momentum, highest = self.momentum.low, _highest(self.rate)
             if effective * (1 - momentum) > highest:
                 momentum = min(max(1 - highest / effective, self.momentum.low), self.momentum.high, 0.9)
+            made[self._momentum] = float(momentum)
         wanted = effective * (1 - momentum)
         if isinstance(self.rate, Real):
-            rate = float(min(max(wanted, self.rate.low), self.rate.high))
+            made[self.rate.name] = float(min(max(wanted, self.rate.low), self.rate.high))
         else:
-            rate = _option(_rates(self.rate), wanted, getattr(setting, self.rate.name), factor)
-        made: dict[str, Any] = {self.rate.name: rate, self._momentum: float(momentum)}
+            made[self.rate.name] = _option(_rates(self.rate), wanted, getattr(setting, self.rate.name), factor)
         return replace(setting, **made)
 
     def words(self, setting: Setting) -> str:
         return f"effective {'outer ' if self.is_outer else ''}rate {self._effective(setting):.3g}"
 
 
+def _effective_rate(rate: float, momentum: float) -> float:
+    return rate / (1 - min(momentum, _MOST_MOMENTUM))
+
+
 def _rates(knob: Any) -> list[float]:
     """The options of a knob that are rates, in ascending order; none for a range."""
     options = knob.options if isinstance(knob, Choice) else ()
     return sorted(o for o in options if isinstance(o, int | float) and not isinstance(o, bool) and o > 0)
+
+
+def _momenta(knob: Any) -> list[float]:
+    """The options of a knob that are momenta; none for a range."""
+    options = knob.options if isinstance(knob, Choice) else ()
+    return [o for o in options if isinstance(o, int | float) and not isinstance(o, bool) and 0 <= o <= _MOST_MOMENTUM]
 
 
 def _is_axis(knob: Any) -> TypeGuard[Real | Choice]:
@@ -152,6 +169,30 @@ def _option(rates: list[float], wanted: float, now: float, factor: float) -> flo
         return nearest
     further = [rate for rate in rates if (rate > now if factor > 1 else rate < now)]
     return min(further, key=lambda rate: abs(rate - now), default=now)
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumHeat:
+    """The effective rate, for one worker and one sample, where the rate is held: by the momentum."""
+
+    momentum: Real | Choice
+    expected: Expected | None = None
+    steps: bool = False
+    limits_workers: bool = False
+
+    def of(self, setting: Setting) -> float:
+        return _effective_rate(setting.learning_rate, setting.momentum) * stress(setting)
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        now = 1 / (1 - min(setting.momentum, _MOST_MOMENTUM))
+        if isinstance(self.momentum, Choice):
+            by_factor = {1 / (1 - m): m for m in _momenta(self.momentum)}
+            return replace(setting, momentum=float(by_factor[_option(sorted(by_factor), now * factor, now, factor)]))
+        highest = min(self.momentum.high, _MOST_MOMENTUM)
+        return replace(setting, momentum=float(min(max(1 - 1 / (now * factor), self.momentum.low), highest)))
+
+    def words(self, setting: Setting) -> str:
+        return f"effective rate {_effective_rate(setting.learning_rate, setting.momentum):.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +259,22 @@ def as_hot(axis: Heat | None, setting: Setting, like: Setting) -> Setting:
     return axis.scaled(setting, axis.of(like) / axis.of(setting))
 
 
-def outer_heat(job: Job, *, prior: bool = True) -> RateHeat | None:
-    """The servers' rate for what local steps have changed; None where it is held."""
+def _has_momentum(job: Job) -> bool:
+    """Whether momentum matters, as far as that is known: then servers keep a number for every parameter beside itself.
+
+    Plain gradient descent keeps none. Of local steps, the workers keep it.
+    """
+    return job.space.takes_local_steps or not 0 < job.branch_bytes < (1 + _SLOT) * job.model_bytes
+
+
+def outer_heat(job: Job, *, prior: bool = True, in_rounds: bool | None = None) -> RateHeat | None:
+    """The servers' rate for what local steps have changed; None where it is held. What is expected of it depends on whether
+    workers take them `in_rounds`; without that, on whether those of the job do."""
     rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
     if not _is_axis(rate):
         return None
-    expected = Expected(_OUTER_MEDIAN if _in_rounds(job) else 1.0, _OUTER_DEVIATION) if prior else None
+    rounds = _in_rounds(job) if in_rounds is None else in_rounds
+    expected = Expected(_OUTER_MEDIAN if rounds else 1.0, _OUTER_DEVIATION) if prior else None
     return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
 
 
@@ -234,12 +285,12 @@ def _in_rounds(job: Job) -> bool:
 
 def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Heat | None:
     """The axis of this job; None where nothing that makes learning hotter is free. Without `prior` no heat is expected."""
-    space = job.space
-    rate, momentum = space.knob("learning_rate"), space.knob("momentum")
+    space, has_momentum = job.space, _has_momentum(job)
+    rate, momentum = space.knob("learning_rate"), space.knob("momentum") if has_momentum else None
     if _is_axis(rate):
         share = rate_prior()
         expected = Expected(share.median * _highest(rate), share.deviation) if prior else None
-        return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
+        return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected, has_momentum=has_momentum)
     outer = outer_heat(job, prior=prior)
     if outer is not None:
         return outer
@@ -257,6 +308,8 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
         ladder.append(("asp", 0))
     if len(ladder) > 1:
         return PolicyHeat(tuple(ladder))
+    if isinstance(momentum, Real) or (isinstance(momentum, Choice) and len(_momenta(momentum)) > 1):
+        return MomentumHeat(momentum)
     count = space.knob("worker_count")
     # Where all wait for each other, fewer workers make an update noisier, and not cooler.
     if isinstance(count, Integer) and not waits(job.start):

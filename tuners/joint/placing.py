@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, highest, lowest, options
-from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat
+from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
@@ -34,6 +34,8 @@ _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run make
 _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
 _COPIED = 4  # mini-batches for which workers keep copies of rows
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
+_WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
+_SAVES_WAITING = 1.5  # the same, seen
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 
@@ -185,6 +187,37 @@ class Placing:
             yield from training.change(
                 replace(training.setting, cache_rows=0), f"taken back: {seen:.2f} times as many pushes"
             )
+
+    def stop_waiting(self) -> Steps[None]:
+        """Let no worker wait for others' local steps, where that doubles the pushes and policies may be installed.
+
+        Servers then average half as many pushes as workers (`Training`), of older models. These bear no momentum of the
+        servers, so that the usual outer rate is 1, and not that of rounds.
+        """
+        training, job, before = self._training, self._job, self._training.setting
+        outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
+        in_rounds = waits(before) and job.space.takes_local_steps and job.space.knob("policy") is None
+        if not (in_rounds and job.installs_policies) or outer is None:
+            return
+        if training.diverged or not self._system.knows or not self._parts.system_model:
+            return
+        free = replace(before, policy="asp", staleness=0)
+        free = outer.scaled(free, 1 / outer.of(free))
+        alone = training.push_seconds
+        gain = alone / self._system.push_seconds(free)
+        if gain < _WORTH_NOT_WAITING:
+            return
+        why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
+        if not (yield from training.change(free, why)):
+            return
+        yield from self.measure()
+        seen = alone / training.push_seconds if training.push_seconds else math.inf
+        if seen < _SAVES_WAITING:
+            yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
+            return
+        if isinstance(self.heat, RateHeat) and self.heat.is_outer:
+            self.heat = outer
+        yield from self.place()
 
     def wait(self) -> Steps[None]:
         """Let all workers wait for each other after all, where that costs less time than staleness does.

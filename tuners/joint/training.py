@@ -25,6 +25,7 @@ from tuners.actions import (
     Rejected,
     Run,
     Setting,
+    SyncPolicy,
     Tuner,
     Window,
 )
@@ -283,7 +284,7 @@ class Training:
         stays = _under(setting, self._named) == _under(self.setting, self._named)
         try:
             if not stays and _under(named, self._named) == self._named:
-                yield from Install(policies.of_setting(setting), branch=self.branch, reason=why)
+                yield from Install(self._policy(setting), branch=self.branch, reason=why)
                 self.setting = _under(setting, self.setting)
                 if named == self._named:
                     return True
@@ -302,6 +303,13 @@ class Training:
         else:  # a machine was lost meanwhile
             self.cluster_changed = True
         return cost.done
+
+    def _policy(self, setting: Setting) -> SyncPolicy:
+        """The policy of `setting`. Where nobody waits for local steps, servers average half as many pushes as workers, as in
+        FedBuff: a single push changes the model by all that one worker has learned."""
+        if setting.policy == "asp" and self.job.space.takes_local_steps:
+            return policies.buffered(max(1, len(setting.workers) // 2))
+        return policies.of_setting(setting)
 
     def _is_installed(self, setting: Setting) -> bool:
         """Whether the policy of `setting` is none that the knobs name, where others may be installed."""

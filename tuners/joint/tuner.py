@@ -8,14 +8,15 @@ made only where it is expected to save more than it costs. In the order in which
 1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
    methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
-   from goes on as it began. Else the policy that lets every worker go on, if it is free. A rate far from those that were
+   from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
+   staleness is free and policies may be installed. A rate far from those that were
    best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Where workers take local steps, these
    are few until their time is known, and the servers' rate for what they have changed is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
-   all (`Placing.wait`).
+   all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
    Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
    USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
 4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
@@ -52,7 +53,7 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, as_hot, outer_heat
+from tuners.joint.heat import Heat, PolicyHeat, RateHeat, as_hot, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.placing import LEFT_SHARE, Placing
@@ -136,6 +137,7 @@ class JointCourse:
             yield from self.placing.measure()
             yield from self.placing.place()
             yield from self.placing.keep_copies()
+            yield from self.placing.stop_waiting()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
@@ -192,7 +194,9 @@ class JointCourse:
         setting, space = self.job.start, self.job.space
         policies = options(space.knob("policy"))
         staleness = space.knob("staleness")
-        if "asp" in policies or (policies and self.job.installs_policies):
+        # What makes up for staleness must be free, too; for local steps, see `Placing.stop_waiting`.
+        searched = policies or (isinstance(self.heat, RateHeat) and not space.takes_local_steps)
+        if "asp" in policies or (self.job.installs_policies and searched):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from tuners.actions import Job, Setting
-from tuners.joint.learning_model import HELPED_NATS, slope
+from tuners.joint.learning_model import HELPED_NATS, is_unlearned, slope
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
 from tuners.settings import BOUNDED
 
@@ -127,16 +127,19 @@ class Waiting:
 
     def _stand(self) -> tuple[str, bool]:
         """Why fewer gradients at once are better, or "", and whether the model has learned anything."""
-        setting, levels = self._training.setting, self.levels
+        training, setting, levels = self._training, self._training.setting, self.levels
+        nobody_waits, level = _gradients(setting) == len(setting.workers), sum(levels[-2:]) / 2
+        before = math.inf if self._kept is None else self._kept.level
+        if len(levels) >= 2 and not nobody_waits and is_unlearned(level, before, training.gauge.blank_level):
+            return f"all that was learned is lost: level {level:.2f} after {before:.2f}", False
         # Of gradients that are dropped nothing is learned, so a window tells less.
         patience = _LEAST * (math.ceil(len(setting.workers) / _gradients(setting)) if setting.policy == "discard" else 1)
         if len(levels) < patience or not all(map(math.isfinite, (*levels, *self._validated))):
             return "", True
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
-        learns, level = sum(self._right[-2:]) > sum(self._right[:2]), sum(levels[-2:]) / 2
+        learns = sum(self._right[-2:]) > sum(self._right[:2])
         if not (self._is_past(level, _LITTLE) or clearly_falls(levels[-2 * patience :]) or learns):
             return "nothing is learned", False
-        nobody_waits = _gradients(setting) == len(setting.workers)
         if nobody_waits and len(self._validated) >= _SWINGING and not clearly_falls(self._validated):
             return "the model swings", True
         if stands_still(levels, patience):
@@ -152,19 +155,23 @@ class Waiting:
         if self._equal or len(self.levels) < _LINE or clearly_falls(self.levels[-2 * _LEAST :]):
             return False
         missed = left_out({w: self._own[w] for w in workers})
-        if not (missed and training.gauge.needs(len(missed) / len(workers))):
+        # Where a model swings, losses of few mini-batches differ by when they were told.
+        if not (missed and data_differ(self._losses) and training.gauge.needs(len(missed) / len(workers))):
             return False
         start, self._equal = self._job.start, True
-        equal = replace(
-            training.setting, policy="ssp", staleness=start.staleness if start.policy in BOUNDED else _AHEAD, quorum=0
-        )
         why = (
             f"all push equally often: losses of {', '.join(missed)}, which push seldom, do not fall as the others' do, and "
             "the target is out of reach without their data"
         )
-        # What was learned so far is wrong for these data.
-        if not (yield from training.begin_again(equal, f"{why}; from the untrained model")):
-            yield from training.change(equal, why)
+        if _gradients(training.setting) < len(workers):
+            # As few gradients at once as before: more made the model swing.
+            yield from training.change(replace(training.setting, policy="admit"), why)
+        else:
+            ahead = start.staleness if start.policy in BOUNDED else _AHEAD
+            equal = replace(training.setting, policy="ssp", staleness=ahead, quorum=0)
+            # What was learned so far is wrong for these data.
+            if not (yield from training.begin_again(equal, f"{why}; from the untrained model")):
+                yield from training.change(equal, why)
         self._begin_anew()
         return True
 
@@ -174,9 +181,9 @@ class Waiting:
         # What swings have learned by chance, where nothing else was learned, leads nowhere.
         kept = self._kept if self._kept is not None and self._is_past(self._kept.level, 0.0 if learned else _HALF) else None
         fewer = max(now // (_FEWER if learned and kept is not None else _FAR_FEWER), 1)
-        if not training.diverged and (fewer == now or self._equal):
+        if not training.diverged and fewer == now:
             return
-        policy = "admit" if data_differ(self._losses) else "discard"
+        policy = "admit" if self._equal or data_differ(self._losses) else "discard"
         stricter = replace(training.setting, policy=policy, staleness=fewer - 1, quorum=0)
         why = f"{seen}: {fewer} gradients at once instead of {now}, from {'the best model' if kept else 'the start'}"
         if kept is not None:

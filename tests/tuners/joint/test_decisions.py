@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy import job, window
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Reconfigure, Rejected, Run
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat, stress
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import (
@@ -503,6 +503,18 @@ def test_a_model_that_is_lost_is_left_outwards_by_decades_and_not_downwards_only
     while (setting := begun.elsewhere(begun.heat, top, decades)) is not None:
         found.append(setting.learning_rate)
     assert found == pytest.approx([0.01, 1.0, 0.001])
+
+
+@pytest.mark.parametrize(("knobs", "installs"), [((RATE,), True), ((Integer("transfer_bits", 16, 32),), False)])
+def test_a_policy_that_no_knob_names_is_installed_where_a_rate_makes_up_for_staleness(knobs, installs):
+    """Where the rate was free and policies could be installed, all workers waited for three stragglers to the end."""
+    made = of(space=knobs, installs_policies=True)
+    start = replace(made.start, policy="bsp")
+    made = replace(made, start=start, space=replace(made.space, base=start))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.begin())
+    assert (begun.training.setting.policy == "asp") is installs
+    assert any(isinstance(a, Install) for a in answers.asked) is installs
 
 
 @pytest.mark.parametrize(("share", "asks"), [(0.0001, True), (0.05, False)])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.toy import job
 from tuners.actions import Setting
-from tuners.joint.heat import PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, outer_heat, stress
+from tuners.joint.heat import MomentumHeat, PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, outer_heat, stress
 from tuners.settings import Choice, Integer, Real
 
 RATE = Real("learning_rate", 0.001, 1.0, log=True)
@@ -35,7 +35,10 @@ def keep(workers: int) -> Setting:
         ((POLICY, BOUND, COUNT), "asp", PolicyHeat),
         ((COUNT,), "asp", WorkerHeat),
         ((COUNT,), "bsp", type(None)),  # `tf36-imagenet8` came down to 2 workers of 31, as if fewer were cooler
-        ((MOMENTUM,), "asp", type(None)),
+        ((MOMENTUM, COUNT), "asp", MomentumHeat),  # a job whose rate was held ran as it had begun: 6,049 s and not 814
+        ((MOMENTUM, POLICY), "asp", PolicyHeat),
+        ((Choice("momentum", (0.0, 0.9)),), "bsp", MomentumHeat),
+        ((Choice("momentum", (0.9,)),), "bsp", type(None)),
     ],
 )
 def test_the_rate_comes_before_the_policy_and_the_policy_before_workers(knobs, start, kind):
@@ -53,6 +56,33 @@ def test_momentum_carries_the_rate_beyond_its_knob_and_is_dropped_below():
     assert (cool.learning_rate, cool.momentum) == (pytest.approx(0.48), 0.0)
     assert axis.of(axis.scaled(start, 1e9)) == pytest.approx(10.0 * stress(start))  # momentum 0.9 at most
     assert axis.scaled(start, 1e-9).learning_rate == 0.001
+
+
+def test_where_the_rate_is_held_momentum_is_heat():
+    axis, start = MomentumHeat(MOMENTUM), replace(job().start, learning_rate=0.1, momentum=0.5)
+    assert axis.of(start) == pytest.approx(0.2 * stress(start))
+    assert axis.scaled(start, 2.0).momentum == pytest.approx(0.75)
+    assert axis.scaled(start, 0.1).momentum == 0.0
+    assert axis.scaled(start, 1e9).momentum == 0.95
+    chosen = MomentumHeat(Choice("momentum", (0.9, 0.0, 0.5)))
+    assert [chosen.scaled(start, f).momentum for f in (2.0, 1.0, 0.5)] == [0.9, 0.5, 0.0]
+    assert chosen.scaled(replace(start, momentum=0.9), 2.0).momentum == 0.9
+
+
+@pytest.mark.parametrize(("kept", "counts"), [(0.0, True), (1.0, False), (2.0, True)])
+def test_momentum_counts_where_servers_keep_more_than_the_model(kept, counts):
+    """Plain gradient descent has none: with a momentum of 0.9 at the start, rates were taken for ten times as hot."""
+    of = job_with(RATE, MOMENTUM)
+    axis = heat(replace(of, branch_bytes=kept * of.model_bytes), keep)
+    start = replace(job().start, learning_rate=0.1, momentum=0.5)
+    assert axis.of(start) == pytest.approx((0.2 if counts else 0.1) * stress(start))
+    assert axis.scaled(start, 1.0) == (replace(start, learning_rate=0.2, momentum=0.0) if counts else start)
+    assert axis.scaled(start, 1e9).momentum == (0.9 if counts else 0.5)
+
+
+def test_momentum_is_no_heat_where_it_does_not_count():
+    of = job_with(MOMENTUM)
+    assert heat(replace(of, branch_bytes=of.model_bytes), keep) is None
 
 
 def test_of_rates_to_choose_from_every_step_takes_another_one():
