@@ -17,12 +17,14 @@ VALUES = {
     "limits": [],
     "parts": [],
     "findings": [],
+    "misses": [],
     "recordings": [],
     "kinds": [],
     "folds": 5,
     "level": 90,
     "has_completions": False,
     "samples": 0,
+    "steady": False,
 }
 
 
