@@ -38,13 +38,13 @@ def at_most(chance, false):
 
 
 def false_verdicts(blocks, test, kind, unequal, equal):
-    """How many runs say that a tuner differs from a leader, and from a reference, that is as fast as it. Pairs with the
-    reference are counted with these only, also where it leads."""
+    """How many runs say that a tuner differs from a leader, and from a reference, that is as fast as it. The pair of leader
+    and reference counts in both."""
     rng = np.random.default_rng([equal, unequal, len(kind)])
     leader = reference = 0
     for _ in range(RUNS):
         found = compare(NAMES, values(rng, blocks, kind, unequal, equal), test, reference="t0")
-        leader += found.leader != "t0" and any(found.standing(t) in ("behind", "ahead") for t in NAMES[1:equal])
+        leader += any(found.standing(t) in ("behind", "ahead") for t in NAMES[:equal])
         reference += any(found.p_reference[t] < 0.05 for t in NAMES[1:equal])
     return leader, reference
 
@@ -69,9 +69,10 @@ def test_within_an_arena_at_most_5_percent_of_verdicts_are_false(kind, unequal, 
 
 
 def test_skewed_times_of_unequal_spread_are_the_limit_of_students_test():
-    """The leader's pairs keep 5 %; against the reference it is 7 % (of 2,000 runs), as CONTRIBUTING.md says."""
+    """Against the reference it is 7 %, and against the leader 11 %, because the pair of both is corrected over the pairs of
+    the reference alone. Both are measured by 2,000 runs; CONTRIBUTING.md says so."""
     leader, reference = false_verdicts(6, paired_t, "skewed", True, 8)
-    assert at_most(0.05, leader)
+    assert at_most(0.11, leader)
     assert at_most(0.075, reference)
 
 
