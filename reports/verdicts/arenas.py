@@ -68,7 +68,7 @@ ARENAS: dict[str, pl.DataType] = {
     "thinking_seconds": pl.Float64(),  # measured on the host
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it
     "p_leader": pl.Float64(),  # Wilcoxon, corrected by Holm (`reports.verdicts.statistics`)
-    "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
+    "p_reference": pl.Float64(),  # the same of the difference to `fixed`
 }
 """Columns of `Arenas.rows`."""
 
@@ -327,7 +327,7 @@ def sentences(found: Arenas) -> list[str]:
     said = [
         f"Each arena counts once, by the mean over its seeds. Times are {_relative_to(found)}; means are of logarithms, "
         "with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank test says so at 5 %, "
-        f"corrected by Holm over all pairs of tuners (pairs with {REFERENCE}: over these)."
+        f"corrected by Holm over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
     ]
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"

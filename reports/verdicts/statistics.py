@@ -22,12 +22,12 @@ target are equal, and a run that missed it is never better than one that reached
 * Over arenas: Wilcoxon's signed-rank test on the arenas' mean logarithms (Demsar 2006, Section 3.1.3), and Friedman's test
   of all tuners at once (Section 3.2.2). Arenas are not draws of one normal distribution; there are enough of them for ranks.
 
-The *leader* is chosen from the same data that it is then tested on, so comparisons with it are corrected by Holm (1979) over
-all pairs of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal
-tuners over 20 arenas. `fixed` is known beforehand: whoever leads, the question is whether it pays to leave the job as it is.
-So pairs with it are corrected over these pairs alone, and such a pair has one p value, wherever it is shown. In each of the
-two families, the chance of any false verdict is at most 5 %; `tests/reports/verdicts/test_verdicts.py` measures it and its
-limits.
+The *leader* is chosen from the same data that it is then tested on, so p values are corrected by Holm (1979) over all pairs
+of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal tuners over
+20 arenas. `fixed` is known beforehand: whoever leads, the question is whether it pays to leave the job as it is. So the few
+pairs with it get half of the 5 %, and all others the other half (Holm's weights, 1979, Section 4). Every pair has one p
+value, wherever it is shown, and the chance of any false verdict, about the leader or about `fixed`, is at most 5 %;
+`tests/reports/verdicts/test_verdicts.py` measures it and its limits.
 
 Sources: J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7 (2006) 1-30. B. Efron and R.
 Tibshirani, "An introduction to the bootstrap", Chapman & Hall (1993). M. Friedman, JASA 32 (1937) 675-701. S. Holm,
@@ -177,8 +177,7 @@ class PairedComparison:
     leader: str  # the best of those that may lead (`compare`); "" without any
     to_leader: dict[str, float]  # mean difference to the leader on the blocks of both, by tuner; nan: there is none
     p_leader: dict[str, float]  # corrected p value of the difference to the leader, by tuner; nan where nothing was tested
-    p_reference: dict[str, float]  # the same of the difference to the reference; empty where it is not among the tuners.
-    # Of the leader and the reference both have the same p value.
+    p_reference: dict[str, float]  # the same of the difference to the reference; empty where it is not among the tuners
     blocks: int
     pairs: int  # that were tested
 
@@ -217,9 +216,10 @@ def compare(
     apart = np.array([_mean_of_each(values[:, [i]] - values) for i in range(k)]).reshape(k, k)
     leader = min(able, key=lambda i: max(round(d, 12) for d in apart[i, able] if not math.isnan(d)), default=None)
     fixed = list(tuners).index(reference) if reference in tuners else None
-    known_before = [pair for pair in raw if fixed in pair]
-    corrected = dict(zip(raw, holm(list(raw.values())), strict=True))
-    corrected |= zip(known_before, holm([raw[pair] for pair in known_before]), strict=True)
+    tested = [pair for pair, p in raw.items() if not math.isnan(p)]
+    known_before = sum(fixed in pair for pair in tested)
+    weights = [(len(tested) - known_before or 1) / known_before if fixed in pair and known_before else 1.0 for pair in raw]
+    corrected = dict(zip(raw, holm(list(raw.values()), weights), strict=True))
     p_leader, p_reference = (
         {tuners[a if b == one else b]: p for (a, b), p in corrected.items() if one in (a, b)} for one in (leader, fixed)
     )
@@ -322,13 +322,18 @@ def friedman(values: _Floats) -> float:
     return float(friedmanchisquare(*values.T).pvalue)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's corrected p values, in the same order; NaN, a test that was not made, stays NaN and counts for nothing."""
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """Holm's corrected p values, in the same order; NaN, a test that was not made, stays NaN and counts for nothing.
+
+    A test of greater weight gets a greater share of the chance of an error (Holm 1979, Section 4); without `weights` all
+    have the same.
+    """
+    weight = [1.0] * len(p_values) if weights is None else weights
     found = [math.nan] * len(p_values)
-    tested = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i])
+    tested = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i] / weight[i])
     so_far = 0.0
     for place, i in enumerate(tested):
-        so_far = max(so_far, min(1.0, (len(tested) - place) * p_values[i]))
+        so_far = max(so_far, min(1.0, math.fsum(weight[j] for j in tested[place:]) / weight[i] * p_values[i]))
         found[i] = so_far
     return found
 

@@ -83,7 +83,7 @@ SUMMARY: dict[str, pl.DataType] = {
     **_interval_columns("regret", "regret"),  # ratio of times to `best_fixed`, minus 1
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it; "" for the roles "same" and "oracle"
     "p_leader": pl.Float64(),  # of the difference to the leader, corrected by Holm (`statistics`); nan: not tested
-    "p_reference": pl.Float64(),  # of the difference to `fixed`, corrected by Holm over tuners
+    "p_reference": pl.Float64(),  # the same of the difference to `fixed`
     "reconfigurations": pl.Float64(),
     "overhead_seconds": pl.Float64(),
     "slow_seconds": pl.Float64(),

@@ -201,6 +201,8 @@ def test_holm_multiplies_by_the_tests_that_are_left():
     assert holm([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+    # Weights 2, 1, 1: 0.01 of 4/2, then 0.01 of 2/1; the last alone.
+    assert holm([0.01, 0.01, 0.3], [2, 1, 1]) == pytest.approx([0.02, 0.02, 0.3])
 
 
 @given(st.lists(st.floats(0, 1), max_size=12))
@@ -240,11 +242,11 @@ def test_a_pair_has_one_p_value_whoever_leads():
     values = rng.normal(scale=0.2, size=(8, 5)) + np.array([1.0, 0.5, 1.1, 1.2, 1.3])
     names = ["fixed", "x", "a", "b", "c"]
     found = compare(names, values, paired_t, reference="fixed")
-    raw = [float(paired_t(values[:, 0] - values[:, i])) for i in range(1, 5)]
-    assert found.p_reference == pytest.approx(dict(zip(names[1:], holm(raw), strict=True)))
-    assert found.p_leader["fixed"] == found.p_reference["x"]
     pairs = {(i, j): float(paired_t(values[:, i] - values[:, j])) for i in range(5) for j in range(i + 1, 5)}
-    assert found.p_leader["a"] == pytest.approx(dict(zip(pairs, holm(list(pairs.values())), strict=True))[1, 2])
+    # Six pairs without fixed, and four with it: each half of them together.
+    expected = dict(zip(pairs, holm(list(pairs.values()), [6 / 4 if i == 0 else 1 for i, _ in pairs]), strict=True))
+    assert found.p_reference == pytest.approx({names[i]: expected[0, i] for i in range(1, 5)})
+    assert found.p_leader == pytest.approx({"fixed": expected[0, 1]} | {names[i]: expected[1, i] for i in range(2, 5)})
     slow = compare(names, values, paired_t, reference="fixed", may_lead=["fixed"])
     assert slow.p_leader == slow.p_reference
     assert slow.standing("x") == "ahead"
