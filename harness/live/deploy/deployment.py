@@ -102,7 +102,7 @@ def _played(
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     spec = check(wanted)
     of = wanted.scenario, wanted.entry.name, wanted.seed
-    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate):
+    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate) as folder:
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         if begun is not None:
             begun.check(spec.layout.size)
@@ -117,8 +117,6 @@ def _played(
             if not _address(wanted):
                 ray.enter_context(compiled_ahead(spec))
         placement = launch.place_nodes(spec.job.nodes, joined())
-        log = job_folder.ExchangeLog(kept, wanted.out)
-        keep = partial(_keep, wanted, spec, log)
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(
@@ -130,6 +128,9 @@ def _played(
             join_seconds=wanted.limits.join_seconds,
             silent_seconds=wanted.limits.silent_seconds,
         ) as processes:
+            folder.begin()  # not before: there is room for the job
+            log = job_folder.ExchangeLog(kept, wanted.out)
+            keep = partial(_keep, wanted, spec, log)
             with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")

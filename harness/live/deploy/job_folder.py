@@ -30,7 +30,7 @@ from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange, LogStream, decode, encode, lines_of
 from traces.store import write_bytes
 
-__all__ = ["CHECKPOINT", "LOG", "ExchangeLog", "KeptExchanges", "claimed", "exchanges_of", "write_model"]
+__all__ = ["CHECKPOINT", "LOG", "ExchangeLog", "JobFolder", "KeptExchanges", "claimed", "exchanges_of", "write_model"]
 
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "exchanges.jsonl.gz"
@@ -40,9 +40,23 @@ _BEFORE_CHECKPOINT = {"deploy.json", "scenario.toml", LOG, f"{LOG}.part", "trace
 T = TypeVar("T")
 
 
+class JobFolder:
+    """A folder that is claimed for a job. Until `begin`, nothing is written there: a job that is refused leaves nothing."""
+
+    def __init__(self, out: Path, scenario: Scenario, manifest: dict[str, Any], *, fresh: bool) -> None:
+        self._out, self._scenario, self._manifest, self._fresh = out, scenario, manifest, fresh
+
+    def begin(self) -> None:
+        """Write which job it is, if it is a new one."""
+        if self._fresh:
+            write_bytes(self._out / "scenario.toml", self._scenario.text.encode())
+            write_bytes(self._out / "deploy.json", (json.dumps(self._manifest, indent=1) + "\n").encode())
+
+
 @contextmanager
-def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: str = "") -> Iterator[None]:
-    """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be."""
+def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: str = "") -> Iterator[JobFolder]:
+    """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be.
+    Folders that are created and stay empty are removed."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
     manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
@@ -60,16 +74,14 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
     before = os.umask(0o077)  # what is written while the job runs is for its owner only: 0600, folders 0700
     try:
         with _locked(out):
-            if fresh:
-                write_bytes(out / "scenario.toml", scenario.text.encode())
-                write_bytes(out / "deploy.json", (json.dumps(manifest, indent=1) + "\n").encode())
-            yield
+            yield JobFolder(out, scenario, manifest, fresh=fresh)
     finally:
         os.umask(before)
 
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
+    made = [path for path in (out, *out.parents) if not path.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
         out.chmod(0o700)
@@ -83,6 +95,9 @@ def _locked(out: Path) -> Iterator[None]:
             raise ValueError(f"Cannot deploy to {out}: another job is running there. Wait for its end.") from None
         yield
     finally:
+        with suppress(OSError):  # one that is not empty stays, and those above it
+            for path in made:
+                path.rmdir()
         os.close(lock)
 
 

@@ -212,7 +212,7 @@ def test_an_address_without_a_cluster_is_refused(here, capsys):
     assert f"Cannot join a Ray cluster at {address}: nobody answers" in refused(
         capsys, "--live", "small.toml", "--address", address
     )
-    assert not (here / "deployed" / "small" / "checkpoint.safetensors").exists()
+    assert not (here / "deployed").exists()
 
 
 def test_what_cannot_be_deployed_is_refused(here, capsys):
@@ -262,7 +262,8 @@ def test_without_a_winner_nothing_is_deployed(here, capsys):
 
 def begun(out, *, tuner="fixed", seed=0):
     """A folder as an interrupted job leaves it."""
-    with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False):
+    with job_folder.claimed(out, load("small.toml"), tuner, seed, resume=False) as folder:
+        folder.begin()
         job_folder.ExchangeLog(job_folder.KeptExchanges(out), out).close()
         state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
         checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
