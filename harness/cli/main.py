@@ -81,6 +81,7 @@ _QUICK_SEEDS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
     own_packages.working_folder_last()
+    _replace_closed_output()
     if arguments is None:  # the process ends with this command
         collect_garbage_rarely()
         # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
@@ -107,6 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         return _complain(error, 1)
     return status
+
+
+def _replace_closed_output() -> None:
+    """Write to nowhere where standard output or error was closed before the start, as some service managers do."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _io_text(error: OSError) -> str:

@@ -292,6 +292,14 @@ def test_commas_in_the_options_of_a_tuner_do_not_end_its_name(
     assert "tuners: ['fixed', 'cruise[gain=0.1,solver=exact]']" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_closed_output_is_no_error(closed: str) -> None:
+    """Python then has no sys.stdout at all."""
+    command = f"{sys.executable} -m harness list tuners {closed}"
+    made = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)  # noqa: S603, S607
+    assert (made.returncode, made.stderr) == (0, "")
+
+
 def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = f"{sys.executable} -m harness list workloads | true; echo ${{PIPESTATUS[0]}}"
