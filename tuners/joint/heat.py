@@ -2,8 +2,9 @@
 
 A hotter setting makes more progress per second, and more noise; one that is too hot diverges. Which knob makes it hotter
 depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
-steps have changed; then the policy, because staleness acts as momentum does (Hadjis et al. 2016); if that is held, too, the
-momentum; and if all of these are held and workers do not wait for each other, their number.
+steps have changed, by their momentum alone where that rate is held; then the policy, because staleness acts as momentum does
+(Hadjis et al. 2016); if that is held, too, the momentum; and if all of these are held and workers do not wait for each
+other, their number.
 
 One rate is not as hot everywhere. Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable
 rate falls with one over k. A mini-batch of b samples has 1 / sqrt(b) of the noise, and bears a rate that is so much higher.
@@ -157,6 +158,11 @@ def _is_axis(knob: Any) -> TypeGuard[Real | Choice]:
     return isinstance(knob, Real) or len(_rates(knob)) > 1
 
 
+def _is_momentum_axis(knob: Any) -> TypeGuard[Real | Choice]:
+    """The same for momenta."""
+    return isinstance(knob, Real) or len(_momenta(knob)) > 1
+
+
 def _highest(knob: Real | Choice) -> float:
     return knob.high if isinstance(knob, Real) else _rates(knob)[-1]
 
@@ -180,19 +186,33 @@ class MomentumHeat:
     steps: bool = False
     limits_workers: bool = False
 
+    @property
+    def is_outer(self) -> bool:
+        """Whether it is the servers' momentum for what local steps have changed."""
+        return self.momentum.name == "outer_momentum"
+
     def of(self, setting: Setting) -> float:
-        return _effective_rate(setting.learning_rate, setting.momentum) * stress(setting)
+        return self._effective(setting) * (1.0 if self.is_outer else stress(setting))
+
+    def _effective(self, setting: Setting) -> float:
+        return _effective_rate(setting.outer_rate if self.is_outer else setting.learning_rate, self._momentum_of(setting))
+
+    def _momentum_of(self, setting: Setting) -> float:
+        return setting.outer_momentum if self.is_outer else setting.momentum
 
     def scaled(self, setting: Setting, factor: float) -> Setting:
-        now = 1 / (1 - min(setting.momentum, _MOST_MOMENTUM))
+        now = 1 / (1 - min(self._momentum_of(setting), _MOST_MOMENTUM))
         if isinstance(self.momentum, Choice):
             by_factor = {1 / (1 - m): m for m in _momenta(self.momentum)}
-            return replace(setting, momentum=float(by_factor[_option(sorted(by_factor), now * factor, now, factor)]))
-        highest = min(self.momentum.high, _MOST_MOMENTUM)
-        return replace(setting, momentum=float(min(max(1 - 1 / (now * factor), self.momentum.low), highest)))
+            momentum = by_factor[_option(sorted(by_factor), now * factor, now, factor)]
+        else:
+            highest = min(self.momentum.high, _MOST_MOMENTUM)
+            momentum = min(max(1 - 1 / (now * factor), self.momentum.low), highest)
+        made: dict[str, Any] = {self.momentum.name: float(momentum)}
+        return replace(setting, **made)
 
     def words(self, setting: Setting) -> str:
-        return f"effective rate {_effective_rate(setting.learning_rate, setting.momentum):.3g}"
+        return f"effective {'outer ' if self.is_outer else ''}rate {self._effective(setting):.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +287,17 @@ def _has_momentum(job: Job) -> bool:
     return job.space.takes_local_steps or not 0 < job.branch_bytes < (1 + _SLOT) * job.model_bytes
 
 
-def outer_heat(job: Job, *, prior: bool = True, in_rounds: bool | None = None) -> RateHeat | None:
-    """The servers' rate for what local steps have changed; None where it is held. What is expected of it depends on whether
-    workers take them `in_rounds`; without that, on whether those of the job do."""
+def outer_heat(job: Job, *, prior: bool = True, in_rounds: bool | None = None) -> RateHeat | MomentumHeat | None:
+    """The servers' rate for what local steps have changed, or their momentum where the rate is held; None where both are.
+
+    What is expected of it depends on whether workers take the steps `in_rounds`; without that, on whether the job's do.
+    """
     rate, momentum = job.space.knob("outer_rate"), job.space.knob("outer_momentum")
-    if not _is_axis(rate):
-        return None
     rounds = _in_rounds(job) if in_rounds is None else in_rounds
     expected = Expected(_OUTER_MEDIAN if rounds else 1.0, _OUTER_DEVIATION) if prior else None
-    return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
+    if _is_axis(rate):
+        return RateHeat(rate, momentum if isinstance(momentum, Real) else None, expected)
+    return MomentumHeat(momentum, expected) if _is_momentum_axis(momentum) else None
 
 
 def _in_rounds(job: Job) -> bool:
@@ -308,7 +330,7 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
         ladder.append(("asp", 0))
     if len(ladder) > 1:
         return PolicyHeat(tuple(ladder))
-    if isinstance(momentum, Real) or (isinstance(momentum, Choice) and len(_momenta(momentum)) > 1):
+    if _is_momentum_axis(momentum):
         return MomentumHeat(momentum)
     count = space.knob("worker_count")
     # Where all wait for each other, fewer workers make an update noisier, and not cooler.

@@ -12,13 +12,12 @@ from dataclasses import replace
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, highest, lowest, options
-from tuners.joint.heat import BATCH_GAIN, Heat, RateHeat, as_hot, heat, outer_heat
+from tuners.joint.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
 from tuners.joint.training import Steps, Training
-from tuners.settings import Real
 
 __all__ = ["LEFT_SHARE", "Placing"]
 
@@ -165,12 +164,18 @@ class Placing:
         """Let workers keep copies of popular rows for a few mini-batches, if they are then seen to push more often.
 
         That takes effect at once and moves nothing, so it is tried; copies make gradients as stale as some more workers do.
+        Where only the rows or only the mini-batches are free, the other is as held, and what is not 0 stays.
         """
         training, rows, clocks = self._training, self._job.space.knob("cache_rows"), self._job.space.knob("cache_clocks")
         before, workers = training.setting, len(training.setting.workers)
-        if rows is None or clocks is None or before.cache_rows or isinstance(rows, Real) or isinstance(clocks, Real):
+        wanted = before
+        if rows is not None and not before.cache_rows:
+            wanted = replace(wanted, cache_rows=int(highest(rows)))
+        if clocks is not None and (rows is not None or not before.cache_clocks):
+            wanted = replace(wanted, cache_clocks=int(clocks.nearest(_COPIED)))
+        keeps = before.cache_rows and before.cache_clocks
+        if keeps or wanted == before or not (wanted.cache_rows and wanted.cache_clocks):
             return
-        wanted = replace(before, cache_rows=int(highest(rows)), cache_clocks=int(clocks.nearest(_COPIED)))
         gain = self._tables.copies_gain(before, 1 / (1 + wanted.cache_clocks))
         if not self._parts.system_model or training.diverged or gain < _WORTH:
             return
@@ -184,9 +189,8 @@ class Placing:
         yield from training.run(2 * workers)
         seen = alone / training.push_seconds if training.push_seconds else 0.0
         if seen < _WORTH:
-            yield from training.change(
-                replace(training.setting, cache_rows=0), f"taken back: {seen:.2f} times as many pushes"
-            )
+            without = replace(training.setting, cache_rows=before.cache_rows, cache_clocks=before.cache_clocks)
+            yield from training.change(without, f"taken back: {seen:.2f} times as many pushes")
 
     def stop_waiting(self) -> Steps[None]:
         """Let no worker wait for others' local steps, where that doubles the pushes and policies may be installed.
@@ -215,7 +219,7 @@ class Placing:
         if seen < _SAVES_WAITING:
             yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
             return
-        if isinstance(self.heat, RateHeat) and self.heat.is_outer:
+        if isinstance(self.heat, RateHeat | MomentumHeat) and self.heat.is_outer:
             self.heat = outer
         yield from self.place()
 

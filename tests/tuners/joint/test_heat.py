@@ -147,3 +147,17 @@ def test_the_usual_outer_rate_is_that_of_rounds_and_1_where_pushes_come_one_by_o
     assert outer_heat(rounds).expected.median == pytest.approx(0.7 / (1 - 0.9))
     assert outer_heat(replace(of, start=replace(of.start, policy="asp"))).expected.median == 1.0
     assert outer_heat(job_with(RATE)) is None
+
+
+@pytest.mark.parametrize("momentum", [OUTER[1], Choice("outer_momentum", (0.0, 0.5, 0.8))])
+def test_where_the_servers_rate_is_held_their_momentum_is_heat(momentum):
+    """A job of which it alone was free ran as it had begun, and missed its target."""
+    of = job_with(momentum)
+    axis = heat(of, keep)
+    start = replace(job().start, outer_rate=0.2, outer_momentum=0.0, learning_rate=0.1, momentum=0.5)
+    assert isinstance(axis, MomentumHeat)
+    assert axis.of(start) == pytest.approx(0.2)
+    assert axis.scaled(start, 2.0) == replace(start, outer_momentum=0.5)
+    assert axis.words(axis.scaled(start, 5.0)) == "effective outer rate 1"
+    assert outer_heat(replace(of, start=replace(of.start, policy="bsp"))).expected.median == pytest.approx(7.0)
+    assert outer_heat(job_with(Choice("outer_momentum", (0.9,)))) is None

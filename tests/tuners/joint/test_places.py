@@ -83,23 +83,51 @@ def test_an_idle_machine_becomes_a_server_of_hot_blocks():
     assert of.space.admits(found.setting)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_copies_of_popular_rows_are_kept_where_workers_then_push_more_often(faster):
-    of = tables()
+def keeping_copies(of, faster):
+    """The answers to a job of tables that keeps copies on trial; it pushes twice as often with them if `faster`."""
     begun, answers = course(of), Answers(of, flat)
 
     def answer(action):
         if not isinstance(action, Run):
             return Answers.answer(answers, action)
-        made = served(of, HOT, answers.settings[0], action.clocks, answers.now)
-        answers.now += action.clocks * (0.5 if faster and answers.settings[0].cache_rows else 1.0)
+        now = answers.settings[0]
+        made = served(of, HOT, now, action.clocks, answers.now)
+        answers.now += action.clocks * (0.5 if faster and now.cache_rows and now.cache_clocks else 1.0)
         return replace(made, end_seconds=answers.now)
 
     answers.answer = answer
     answers.run(begun.placing.measure())
     answers.run(begun.placing.keep_copies())
+    return answers
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_copies_of_popular_rows_are_kept_where_workers_then_push_more_often(faster):
+    answers = keeping_copies(tables(), faster)
     assert answers.changes()[0].cache_rows == 64
     assert bool(answers.settings[0].cache_rows) is faster
+
+
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize(
+    ("held", "kept"),
+    [
+        ({"cache_clocks": 8}, (64, 8)),
+        ({"cache_rows": 32}, (32, 4)),
+        ({}, (0, 0)),  # rows alone are free, and are kept for no mini-batch
+        ({"cache_rows": 32, "cache_clocks": 8}, (32, 8)),  # a start that keeps copies stays
+    ],
+)
+def test_copies_are_kept_where_only_their_rows_or_only_their_mini_batches_are_free(held, kept, faster):
+    """A job of which one of the two was free ran as it had begun."""
+    of = tables(**held)
+    free = "cache_clocks" if held.get("cache_rows") else "cache_rows"
+    knobs = tuple(k for k in of.space.knobs if k.name == free or not k.name.startswith("cache"))
+    answers = keeping_copies(replace(of, space=replace(of.space, knobs=knobs)), faster)
+    before = (of.start.cache_rows, of.start.cache_clocks)
+    assert [(s.cache_rows, s.cache_clocks) for s in answers.changes()[:1]] == ([kept] if kept != before else [])
+    now = answers.settings[0]
+    assert (now.cache_rows, now.cache_clocks) == (kept if faster else before)
 
 
 # ------------------------------------------------------------------------------------------------------------------ roles
