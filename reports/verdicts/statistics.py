@@ -25,7 +25,7 @@ target are equal, and a run that missed it is never better than one that reached
 The *leader* is chosen from the same data that it is then tested on, so p values are corrected by Holm (1979) over all pairs
 of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal tuners over
 20 arenas. `fixed` is known beforehand: whoever leads, the question is whether it pays to leave the job as it is. So the few
-pairs with it get half of the 5 %, and all others the other half (Holm's weights, 1979, Section 4). Every pair has one p
+pairs with it get half of the 5 %, and all others the other half (the weighted form of Holm's method). Every pair has one p
 value, wherever it is shown, and the chance of any false verdict, about the leader or about `fixed`, is at most 5 %;
 `tests/reports/verdicts/test_verdicts.py` measures it and its limits.
 
@@ -218,7 +218,9 @@ def compare(
     fixed = list(tuners).index(reference) if reference in tuners else None
     tested = [pair for pair, p in raw.items() if not math.isnan(p)]
     known_before = sum(fixed in pair for pair in tested)
-    weights = [(len(tested) - known_before or 1) / known_before if fixed in pair and known_before else 1.0 for pair in raw]
+    others = len(tested) - known_before
+    of_reference = others / known_before if others and known_before else 1.0  # together they weigh as much as all others
+    weights = [of_reference if fixed in pair else 1.0 for pair in raw]
     corrected = dict(zip(raw, holm(list(raw.values()), weights), strict=True))
     p_leader, p_reference = (
         {tuners[a if b == one else b]: p for (a, b), p in corrected.items() if one in (a, b)} for one in (leader, fixed)
@@ -325,8 +327,7 @@ def friedman(values: _Floats) -> float:
 def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """Holm's corrected p values, in the same order; NaN, a test that was not made, stays NaN and counts for nothing.
 
-    A test of greater weight gets a greater share of the chance of an error (Holm 1979, Section 4); without `weights` all
-    have the same.
+    A test of greater weight gets a greater share of the chance of an error; without `weights` all have the same.
     """
     weight = [1.0] * len(p_values) if weights is None else weights
     found = [math.nan] * len(p_values)
