@@ -3,11 +3,12 @@
 Wang and Joshi, "Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in Local-Update SGD", SysML
 2019: rare averages save time at the beginning, frequent ones lower the error floor at the end. After every interval of
 wall-clock time T_0, number l, the communication period is tau_l = ceil(sqrt(F(x_l) / F(x_0)) tau_0), and where that is not
-less than tau_(l-1), it is gamma tau_(l-1) with gamma = 1/2. We had no copy of the paper: the rule is from memory.
+less than tau_(l-1), it is gamma tau_(l-1) with gamma = 1/2. We had the abstract only: the rule is from memory.
+PaddlePaddle's version (`localsgd_optimizer.py`) is another one: ceil(sqrt(F(x_l) / F(x_0) tau_0)) where the rate stays.
 
 Where we differ: the paper searches tau_0 by short runs on a grid; here it is an option. T_0 is a share of the budget, and F
-is the mean training loss of an interval's mini-batches; F(x_0) is that of each worker's first push. The learning rate is the
-job's.
+is the mean training loss of an interval's mini-batches; F(x_0) is that of each worker's first push. The learning rate is
+the job's.
 """
 
 from __future__ import annotations

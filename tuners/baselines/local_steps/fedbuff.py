@@ -3,8 +3,9 @@
 Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022: a client takes its local steps on
 what it has pulled, pushes the difference, and goes on with what the server has then; the server averages K differences.
 
-From memory, and to be checked: the paper weighs a difference by 1 / sqrt(1 + its staleness); here all of a buffer count the
-same, as the servers of this contract average. K is 10 of about a thousand clients there; here it is a share of the workers.
+We had the abstract only. The authors' public code (FLSim: `async_staleness_weights.py`) can weigh a difference by a power
+of 1 / (1 + its staleness); the paper's is the square root, from memory. Here all of a buffer count the same, as servers
+average. K is 10 of about a thousand clients there; here it is a share of the workers.
 """
 
 from __future__ import annotations

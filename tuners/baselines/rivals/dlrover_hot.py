@@ -5,7 +5,9 @@ whose utilisation is above a threshold slows down all workers; it is replaced by
 move there while training goes on (seamless migration). The default threshold, 0.8, is that of the public code's
 configuration of its hot-server optimiser.
 
-From memory, to be checked: the paper's formula for the size of the new server, and by how much a job gains from this alone.
+Their public code (DLRover: `optimize_job_hot_ps_resource`) gives every server more processors in one ratio, the number of
+workers that is aimed at over that of now, up to 32 processors each. We know no figure for what a job
+gains from this alone.
 
 Where we differ: the paper asks a cloud for a pod with more processors; here machines have fixed sizes, so the new server is
 the idle machine with the widest network interface, if this is wider than the hot one's. Utilisation is the busier direction

@@ -5,11 +5,13 @@ each sample makes (phi + M0) / (phi + M) of the progress that it makes in steps 
 and M0 the batch at the start. Goodput is that times the throughput M / T_iter(M). The batch of the highest goodput is used,
 with AdaScale's learning rate: that of the start times (phi / M0 + 1) / (phi / M + 1).
 
-From memory, and to be checked. Where we differ: the paper also chooses the number of workers, in a cluster of many jobs;
-here it is the job's. T_iter is what a cycle takes besides computing, and a line in the samples of a worker, fitted without
-negative coefficients to what computing took; the paper's also says how both overlap, which in a worker's cycle here they do
-not. The paper reads phi off gradients while they train; here `MeasureNoise` takes time. M is the batch of all workers where
-they wait for each other (BSP), and else that of one, whose gradient is an update of its own.
+Efficiency and rate are those of the authors' public code (petuum/adaptdl: `goodput.py`, where both come from the gradients'
+squared mean and variance). Where we differ: their batch is never below M0, ours any that is free; the paper also chooses
+the number of workers, in a cluster of many jobs; here it is the job's. T_iter is what a cycle takes besides computing, and
+a line in the samples of a worker, fitted without negative coefficients to what computing took; the paper's also says how
+both overlap, which in a worker's cycle here they do not. The paper reads phi off gradients while they train; here
+`MeasureNoise` takes time. M is the batch of all workers where they wait for each other (BSP), and else that of one, whose
+gradient is an update of its own.
 """
 
 from __future__ import annotations
