@@ -86,7 +86,7 @@ def recorded(true, settings, kind, rng):
     return read_tables({name: table(name, rows) for name, rows in told.items() if rows})
 
 
-@pytest.mark.parametrize("kind", ["iterations", "totals"])
+@pytest.mark.parametrize("kind", ["iterations", pytest.param("totals", marks=pytest.mark.slow)])
 def test_ninety_percent_intervals_hold_nine_of_ten_unseen_settings(kind):
     inside, errors = [], []
     for seed in range(TRUTHS):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from harness.cli.calibrate import initial_constants, links_left_open
-from simulators.calibration import model
+from simulators.calibration import closed_form, model
+from simulators.calibration import least_squares as search
 from simulators.calibration.fit import fit_all
 from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose
 from simulators.calibration.model import Constants, Row, simulated
@@ -30,8 +31,11 @@ OPEN = {"cores": 1, "model_bytes": 0.0, "nic": None, "jitter": 0.1, "discipline"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
+    """Simulate fewer pushes and search for a shorter time."""
     for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
+    monkeypatch.setattr(search, "_EVALUATIONS", 15)
+    monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 
 
 def recorded(links):

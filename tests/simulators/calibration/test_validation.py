@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from simulators.calibration import model, validation
+from simulators.calibration import closed_form, model, validation
+from simulators.calibration import least_squares as search
 from simulators.calibration.discrepancy import Discrepancy, positions
 from simulators.calibration.fit import Constants, Fit, Row, closed_form_cycles, fit_all, predicted
 from simulators.calibration.output import Provenance
@@ -278,6 +279,9 @@ def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(mon
     """Servers that take .3 s per push: without their updates, the fit has no constant for what more workers wait."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
         monkeypatch.setattr(model, name, value)
+    for name, value in (("_ROUNDS", 1), ("_EVALUATIONS", 15)):
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(closed_form, "_ROUNDS", 20)
     true = Constants(cores=1, sample_seconds=0.02, apply_seconds=0.3, jitter=0.05)
     bare = [row(w, s, b) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32)]
     rows = [replace(r, cycle_seconds=float(c)) for r, c in zip(bare, predicted(true, bare), strict=True)]
