@@ -19,6 +19,7 @@ from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 
 __all__ = [
     "BOUNDED",
+    "MOST",
     "OF_CACHES",
     "OF_CHECKPOINTS",
     "OF_LOCAL_STEPS",
@@ -87,6 +88,9 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
 )
 """Fields of a setting, their types, and what to give."""
 
+
+MOST = 2**31 - 1
+"""The highest whole number of a setting, which systems count with."""
 
 PLACEMENTS = ("range", "hash")
 """How blocks of embedding tables are placed where a setting does not name their servers; see `Setting.owners`."""

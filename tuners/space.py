@@ -15,6 +15,7 @@ import numpy as np
 
 from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 from tuners.settings import (
+    MOST,
     OF_CACHES,
     OF_LOCAL_STEPS,
     OF_NODES,
@@ -415,7 +416,8 @@ def _check_shares(setting: Setting, devices: Mapping[str, int]) -> None:
             raise Rejected(f"Cannot use {name} {shares}: give {len(members)} shares, none negative, that sum to 1.")
     if setting.loads:
         rows = tuple(len(row) for row in setting.loads)
-        if rows != tuple(devices[w] for w in setting.workers) or any(min(r) < 0 or sum(r) < 1 for r in setting.loads):
+        possible = all(min(row) >= 0 and 1 <= sum(row) <= MOST for row in setting.loads)
+        if rows != tuple(devices[w] for w in setting.workers) or not possible:
             raise Rejected(
                 f"Cannot use loads {setting.loads}: give each worker a row, one count per device, at least one sample."
             )
@@ -425,8 +427,9 @@ def _check_counts(setting: Setting) -> None:
     least_of = {"batch_size": 1, "staleness": 0, "intra_threads": 0, "inter_threads": 0, "local_steps": 1}
     least_of |= OF_CACHES | OF_PULLS | OF_REPLICAS | {"quorum": 0}
     for name, least in least_of.items():
-        if getattr(setting, name) < least:
-            raise Rejected(f"Cannot set {name} to {getattr(setting, name)}: it must be at least {least}.")
+        value = getattr(setting, name)
+        if not least <= value <= MOST:
+            raise Rejected(f"Cannot set {name} to {value}: it must be at least {least} and at most {MOST}.")
 
 
 def _check_steps(setting: Setting, devices: Mapping[str, int]) -> None:

@@ -26,6 +26,7 @@ from simulators.cluster.conditions import (
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
 from tuners.near_names import near_names, unknown_key
+from tuners.settings import MOST
 
 __all__ = [
     "MOST_SEEDS",
@@ -48,10 +49,9 @@ __all__ = [
 ]
 
 _LARGEST = 1e30  # of all numbers
-_MOST = 2**31 - 1  # of whole numbers, which the engine counts with
 MOST_SEEDS = 100_000  # of a scenario: the list of all runs is made before the first
-_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 _Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -88,7 +88,7 @@ class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[start]: the fields of a `Setting`. A missing key has the workload's value or the default of `Setting`."""
 
-    worker_count: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] | None = (
+    worker_count: Annotated[int, msgspec.Meta(ge=0, le=MOST)] | None = (
         None  # the first N nodes are workers, the others servers
     )
     workers: tuple[str, ...] = ()

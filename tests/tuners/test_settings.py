@@ -178,6 +178,14 @@ def test_samples_per_device_make_a_row_per_worker():
         s.check(replace(setting, loads=((0, 0), (0, 5))))
 
 
+def test_numbers_that_no_system_counts_with_are_refused():
+    s = space(Integer("batch_size", 1, 2**31 - 1))
+    with pytest.raises(Rejected, match=r"Cannot set batch_size to 2147483648: .* at most 2147483647"):
+        s.check(replace(BASE, batch_size=2**31))
+    with pytest.raises(Rejected, match="Cannot use loads"):
+        s.check(replace(BASE, loads=((2**30, 2**30), (1, 1))))
+
+
 def test_new_roles_start_with_even_shares():
     base = replace(BASE, data_shares=(0.7, 0.3))
     s = space(Integer("worker_count", 1, 3), base=base)

@@ -307,6 +307,11 @@ WRONG: list[tuple[str, str, str]] = [
     (BATCH, "worker_count = { integer = [1, 5] }", r"\[free\] worker_count: .* within \[1, 4\]"),
     (BATCH, "batch_size = 4", r"\[free\] batch_size: give a range, as in .*, not 4"),
     (BATCH, "batch_size = { integer = [0, 8] }", r"\[free\] batch_size: cannot be 0; it must be at least 1"),
+    (
+        BATCH,
+        "batch_size = { choice = [8, 2147483648] }",
+        r"\[free\] batch_size: cannot be 2147483648; .* at most 2147483647",
+    ),
     (BATCH, "momentum = { real = [0.0, 2.0] }", r"\[free\] momentum: cannot be 2.0; .*lies in \[0, 1\]"),
     (BATCH, "transfer_bits = { integer = [16, 32] }", r"\[free\] transfer_bits: cannot be 17; choose 16 or 32"),
     ('metric = "loss"', 'metric = "los"', r"\[target\] metric: invalid enum value 'los'; choose one of .*loss"),
