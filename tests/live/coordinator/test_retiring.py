@@ -21,7 +21,7 @@ def until_left(memory, names, *, steps=4000):
     memory.coordinator.processes.retire(names)
     for _ in range(steps):
         memory.step()
-        if not any([memory.coordinator.processes.needed(name) for name in names]):
+        if not any(map(memory.coordinator.processes.needed, names)):
             break
     else:
         pytest.fail(f"{names} are still needed after {steps} messages.")
