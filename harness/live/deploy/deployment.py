@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.driver.view.status import setting_words
 from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
+from harness.live.processes.names import process_count
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
@@ -43,7 +44,7 @@ from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Emulated", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
+__all__ = ["Deployment", "Emulated", "Interrupted", "check", "cluster_for", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
@@ -84,20 +85,21 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     start; Interrupted if the user stops it.
     """
     with ExitStack() as ray:
+        return _played(wanted, console, lambda spec: ray.enter_context(cluster_for(wanted, spec)), ray)
 
-        def joined() -> tuple[launch.ClusterNode, ...]:
-            return ray.enter_context(launch.cluster(wanted.address, insecure=wanted.insecure))
 
-        return _played(wanted, console, joined, ray)
+def cluster_for(wanted: Deployment, spec: Spec) -> AbstractContextManager[tuple[launch.ClusterNode, ...]]:
+    """The cluster of a job. It is started for it where none is named, if this machine can run that many processes."""
+    return launch.cluster(wanted.address, insecure=wanted.insecure, processes=process_count(spec.job.start))
 
 
 def play_on(wanted: Deployment, offers: tuple[launch.ClusterNode, ...], console: Console) -> Played:
     """Like `deploy`, on a cluster that is joined already, and stays so."""
-    return _played(wanted, console, lambda: offers, None)
+    return _played(wanted, console, lambda _: offers, None)
 
 
 def _played(
-    wanted: Deployment, console: Console, joined: Callable[[], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
+    wanted: Deployment, console: Console, joined: Callable[[Spec], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
 ) -> Played:
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     spec = check(wanted)
@@ -116,7 +118,7 @@ def _played(
             say("Joining Ray." if _address(wanted) else "Starting Ray.")
             if not _address(wanted):
                 ray.enter_context(compiled_ahead(spec))
-        placement = launch.place_nodes(spec.job.nodes, joined())
+        placement = launch.place_nodes(spec.job.nodes, joined(spec))
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(
