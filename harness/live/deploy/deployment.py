@@ -10,10 +10,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -223,9 +223,29 @@ def simulated(wanted: Deployment) -> RunFigures:
     """The figures of the same run in the simulator, which a process of its own makes."""
     scenario = wanted.scenario
     given = scenario.name, str(scenario.origin), scenario.text, wanted.entry.name, wanted.seed
-    # Not forked: this process has had threads, and the child is to begin as any other run.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_simulated, *given, sys.path).result()
+    # Not forked: this process has had threads, and the child is to begin as any other run. A pool would need semaphores,
+    # and some machines have no place for these (/dev/shm).
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send_simulated, args=(there, *given, sys.path), daemon=True)
+    process.start()
+    there.close()
+    try:
+        found = here.recv()
+    except EOFError:
+        raise RuntimeError("Cannot run the job in the simulator: the process that does it has died.") from None
+    process.join()
+    if isinstance(found, Exception):
+        raise found
+    figures: RunFigures = found
+    return figures
+
+
+def _send_simulated(there: Connection, *given: Any) -> None:
+    try:
+        there.send(_simulated(*given))
+    except (OSError, RuntimeError, ValueError) as error:
+        there.send(error)
 
 
 def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: list[str]) -> RunFigures:

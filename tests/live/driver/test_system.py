@@ -300,6 +300,12 @@ def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
         RuntimeError, match=r"Cannot start server/.* within 0\.1 s \(joining, .* compiling, .* Allow more with --join-limit"
     ):
         LiveSystem(spec, PretendProcesses(spec.job, join_seconds=9.0), limits=Limits(join_seconds=0.1))
+    pretend = PretendProcesses(spec.job, join_seconds=9.0)
+    pretend.answers.starting = dict  # Ray has started none of them
+    with pytest.raises(
+        RuntimeError, match=r"\(not up yet: .*--join-limit\. Ray has not started .* ports .* no memory left\."
+    ):
+        LiveSystem(spec, pretend, limits=Limits(join_seconds=0.1))
 
 
 def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(live, pretend, monkeypatch):
