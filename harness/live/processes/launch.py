@@ -36,7 +36,7 @@ from harness.live.processes.placement import ClusterNode, NodePlacement, place_n
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
-from harness.ray_cluster import joined, protected
+from harness.ray_cluster import joined, own_breakpoint, protected
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
@@ -133,7 +133,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        with _few_services():
+        with _few_services(), own_breakpoint():
             _start(folder)
         _kill_services_at_the_end()
         if not protected():
