@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import ray
 
-__all__ = ["cores", "joined", "protected"]
+__all__ = ["cores", "joined", "own_breakpoint", "protected"]
 
 _ANSWER_SECONDS = 5.0
 
@@ -27,7 +27,8 @@ def joined(address: str) -> Iterator[None]:
     """Join the cluster at `address`. Raises ValueError if there is none, if it refuses us, or if it has no CPUs."""
     _check_listening(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        with own_breakpoint():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
         said = " ".join(str(error).split())
         raise ValueError(f"Cannot join the Ray cluster at {address}: {said}") from None
@@ -37,6 +38,19 @@ def joined(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def own_breakpoint() -> Iterator[None]:
+    """Keep what `breakpoint()` does in this process, where tuners run: Ray puts a debugger in its place that wants a package
+    of its own. Processes that Ray starts have Ray's."""
+    before = os.environ.get("PYTHONBREAKPOINT")
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONBREAKPOINT", None)
+        if before is not None:
+            os.environ["PYTHONBREAKPOINT"] = before
 
 
 def protected() -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.parsing import some_path, whole
 from harness.cli.results import any_failed, conclude, tuner_names
+from harness.cli.standard_output import tell_once
 from harness.machine import cores
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="S",
         help="seconds without a heartbeat after which a process is replaced (default: %(default)g)",
     )
-    deploy.set_defaults(run=_deploy)
+    deploy.set_defaults(run=_deploy, when_unread=tell_once)
 
 
 def _deploy(options: argparse.Namespace) -> int:

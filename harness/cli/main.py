@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import own_packages
+from harness.cli import standard_output
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
 from harness.cli.draw import add_draw
@@ -81,8 +81,9 @@ _QUICK_SEEDS = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
     own_packages.working_folder_last()
-    _replace_closed_output()
+    standard_output.replace_closed()
     if arguments is None:  # the process ends with this command
+        sys.stdout, sys.stderr = map(standard_output.lasting, (sys.stdout, sys.stderr))
         collect_garbage_rarely()
         # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
         atexit.register(gc.freeze)
@@ -91,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
+    if isinstance(sys.stdout, standard_output.LastingOutput) and hasattr(options, "when_unread"):
+        sys.stdout.when_unread = options.when_unread
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -98,24 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("interrupted.", 130)
     except ValueError as error:
         return _complain(error, 2)
-    except BrokenPipeError:
-        # The reader of our output (`head`, for example) has closed it. Without this, Python would fail again at exit,
-        # when it flushes standard output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except standard_output.Unread:
         return 0
     except OSError as error:
         return _complain(_io_text(error), 1)
     except RuntimeError as error:
         return _complain(error, 1)
     return status
-
-
-def _replace_closed_output() -> None:
-    """Write to nowhere where standard output or error was closed before the start, as some service managers do."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (until the process ends)
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 def _io_text(error: OSError) -> str:
@@ -175,7 +167,7 @@ def _add_compare(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="K",
         help="play scenarios of calibrated constants under K draws of these, too, and say which ranks hold (default: 0)",
     )
-    compare.set_defaults(run=_compare)
+    compare.set_defaults(run=_compare, when_unread=standard_output.tell_once)
 
 
 def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from harness.cli.parsing import whole
+from harness.cli.standard_output import end_quietly
 
 if TYPE_CHECKING:
     from traces.exchanges import Exchange
@@ -37,7 +38,7 @@ def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     command.add_argument("tuner", metavar="TUNER", help="name, or package.module:factory")
     command.add_argument("--seed", type=whole(0), default=0, metavar="N", help="seed of all random draws (default: 0)")
     command.add_argument("--pdb", action="store_true", help="start the debugger where the tuner fails")
-    command.set_defaults(run=_play)
+    command.set_defaults(run=_play, when_unread=end_quietly)
 
 
 def _play(options: argparse.Namespace) -> int:

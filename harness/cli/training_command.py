@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.cli.parsing import number, out_file, whole
+from harness.cli.standard_output import tell_once
 
 if TYPE_CHECKING:
     from tuners.actions import Scalar
@@ -90,7 +91,7 @@ def add_train(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     )
     train.add_argument("--resume", action="store_true", help="continue an interrupted training, if there is one")
     usual = {name: train.get_default(name) for name in _PRINTED_ONLY}
-    train.set_defaults(run=partial(_train, usual))
+    train.set_defaults(run=partial(_train, usual), when_unread=tell_once)
 
 
 def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:

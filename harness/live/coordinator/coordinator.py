@@ -75,7 +75,9 @@ class Coordinator:
         pushes = self._pushes = CompletePushes(job, ledger, branches, pending, releases, now)
         cycles = self._cycles = Cycles(job, ledger, branches, pending, releases, pushes, now)
         evaluations = self._evaluations = Evaluations(ledger, job.nodes, now)
-        repairs = self._repairs = Repairs(ledger, membership, views, branches, pending, releases)
+        repairs = self._repairs = Repairs(
+            ledger, snapshots, membership, views, branches, pending, releases, now, job.retry_seconds
+        )
         owners = (ledger, moves, views, membership, branches, pending, releases)
         record = self._record = StateRecord(ledger, {type(owner).__name__: owner for owner in owners})
         self.states = StateRequests(job, ledger, snapshots, moves, views, branches, pending, pushes, evaluations, record)
@@ -179,3 +181,4 @@ class Coordinator:
                 self.views.retransmit()
         self._evaluations.ask_again(self._job.retry_seconds)
         self._repairs.dismiss_retired()
+        self._repairs.ask_again()

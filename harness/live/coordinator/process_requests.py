@@ -69,6 +69,7 @@ class ProcessRequests:
         `servers`, to those that are left. Raises RuntimeError where a block has no copy."""
         if servers:
             self._moves.goal = None
+            self._membership.keep(servers)
         self._repairs.begin_view(servers, shares, owners)
         self._record.write()
 
@@ -76,8 +77,7 @@ class ProcessRequests:
         """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""
         # The entry after the present one is the snapshot below.
         self._ledger.retiring.update(dict.fromkeys(names, self._ledger.index + 1))
-        self._snapshots.take()  # what they still keep must have another holder
-        self._ledger.send_table(self._ledger.workers)
+        self._repairs.ask_to_leave()
         self._record.write()
 
     def needed(self, name: str) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from rich.console import Console
 
 from harness.comparison.compare import compare
 from harness.comparison.plan import check_each_once
+from harness.comparison.results_folder import check_folder
 from harness.comparison.run_process import Done, Task, save
-from harness.live.deploy.deployment import Deployment, Emulated, check, play_on
+from harness.live.deploy.deployment import Deployment, Emulated, check, cluster_for, play_on
 from harness.live.deploy.job_folder import LOG
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.processes import launch
-from harness.scenario import load, parse
+from harness.scenario import Scenario, load, parse
 from harness.score import Score, Scored, score, unplayed
 from tuners import resolve
 from tuners.applicability import nothing_to_tune
@@ -50,23 +52,39 @@ def check_contest(wanted: LiveContest) -> None:
         entry = resolve(name)
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
-        check(Deployment(scenario, entry, 0, wanted.out, wanted.address, emulate=wanted.emulate))
+        check(_deployment(wanted, scenario, name))
 
 
 def contest(wanted: LiveContest, console: Console) -> None:
     """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
     `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
     check_contest(wanted)
+    with ExitStack() as ray:
 
-    def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
-        if not tasks:
-            return
-        with launch.cluster(wanted.address, insecure=wanted.insecure) as offers:
+        def joined() -> tuple[launch.ClusterNode, ...]:
+            job = _deployment(wanted, load(wanted.scenario), wanted.tuners[0])
+            spec = check(job)
+            offers = ray.enter_context(cluster_for(job, spec))
+            launch.place_nodes(spec.job.nodes, offers)  # every run would fail alike
+            return offers
+
+        # What is refused leaves no folder, so the cluster is joined before there is one. There is one already if the contest
+        # goes on, and then perhaps no run is left.
+        offers = joined() if check_folder(wanted.out, resume=wanted.resume) else None
+
+        def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
+            there = joined() if tasks and offers is None else offers or ()
             for number, task in enumerate(tasks, start=1):
                 console.print(f"{task.tuner}, seed {task.seed}: run {number} of {len(tasks)}", highlight=False, markup=False)
-                yield task, _run(wanted, task, offers, console)
+                yield task, _run(wanted, task, there, console)
 
-    compare([wanted.scenario], wanted.tuners, out=wanted.out, seeds=wanted.seeds, resume=wanted.resume, work=work)
+        compare([wanted.scenario], wanted.tuners, out=wanted.out, seeds=wanted.seeds, resume=wanted.resume, work=work)
+
+
+def _deployment(wanted: LiveContest, scenario: Scenario, tuner: str) -> Deployment:
+    return Deployment(
+        scenario, resolve(tuner), 0, wanted.out, wanted.address, insecure=wanted.insecure, emulate=wanted.emulate
+    )
 
 
 def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...], console: Console) -> Done:

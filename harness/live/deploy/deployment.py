@@ -10,10 +10,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +33,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.driver.view.status import setting_words
 from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
+from harness.live.processes.names import process_count
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
@@ -43,7 +44,7 @@ from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Emulated", "Interrupted", "check", "deploy", "described", "play_on", "simulated"]
+__all__ = ["Deployment", "Emulated", "Interrupted", "check", "cluster_for", "deploy", "described", "play_on", "simulated"]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
@@ -84,20 +85,21 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     start; Interrupted if the user stops it.
     """
     with ExitStack() as ray:
+        return _played(wanted, console, lambda spec: ray.enter_context(cluster_for(wanted, spec)), ray)
 
-        def joined() -> tuple[launch.ClusterNode, ...]:
-            return ray.enter_context(launch.cluster(wanted.address, insecure=wanted.insecure))
 
-        return _played(wanted, console, joined, ray)
+def cluster_for(wanted: Deployment, spec: Spec) -> AbstractContextManager[tuple[launch.ClusterNode, ...]]:
+    """The cluster of a job. It is started for it where none is named, if this machine can run that many processes."""
+    return launch.cluster(wanted.address, insecure=wanted.insecure, processes=process_count(spec.job.start))
 
 
 def play_on(wanted: Deployment, offers: tuple[launch.ClusterNode, ...], console: Console) -> Played:
     """Like `deploy`, on a cluster that is joined already, and stays so."""
-    return _played(wanted, console, lambda: offers, None)
+    return _played(wanted, console, lambda _: offers, None)
 
 
 def _played(
-    wanted: Deployment, console: Console, joined: Callable[[], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
+    wanted: Deployment, console: Console, joined: Callable[[Spec], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
 ) -> Played:
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     spec = check(wanted)
@@ -116,7 +118,7 @@ def _played(
             say("Joining Ray." if _address(wanted) else "Starting Ray.")
             if not _address(wanted):
                 ray.enter_context(compiled_ahead(spec))
-        placement = launch.place_nodes(spec.job.nodes, joined())
+        placement = launch.place_nodes(spec.job.nodes, joined(spec))
         say(_beginning(spec, begun))
         emulates, rates = bool(wanted.emulate), _rates(wanted)
         with launch.launch(
@@ -221,9 +223,29 @@ def simulated(wanted: Deployment) -> RunFigures:
     """The figures of the same run in the simulator, which a process of its own makes."""
     scenario = wanted.scenario
     given = scenario.name, str(scenario.origin), scenario.text, wanted.entry.name, wanted.seed
-    # Not forked: this process has had threads, and the child is to begin as any other run.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_simulated, *given, sys.path).result()
+    # Not forked: this process has had threads, and the child is to begin as any other run. A pool would need semaphores,
+    # and some machines have no place for these (/dev/shm).
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send_simulated, args=(there, *given, sys.path), daemon=True)
+    process.start()
+    there.close()
+    try:
+        found = here.recv()
+    except EOFError:
+        raise RuntimeError("Cannot run the job in the simulator: the process that does it has died.") from None
+    process.join()
+    if isinstance(found, Exception):
+        raise found
+    figures: RunFigures = found
+    return figures
+
+
+def _send_simulated(there: Connection, *given: Any) -> None:
+    try:
+        there.send(_simulated(*given))
+    except (OSError, RuntimeError, ValueError) as error:
+        there.send(error)
 
 
 def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: list[str]) -> RunFigures:

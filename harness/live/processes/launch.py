@@ -29,17 +29,18 @@ from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, 
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
-from harness.live.processes.host import check_loopback
+from harness.live.processes.host import check_limits, check_loopback
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
-from harness.ray_cluster import joined, protected
+from harness.ray_cluster import joined, own_breakpoint, protected
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - it is Ray that writes there
 _STORE_BYTES = 80 * 2**20  # the smallest that Ray accepts; nothing large passes through it
 _RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
 _LISTEN_SECONDS = 0.25  # from one question about silent processes to the next
@@ -62,20 +63,23 @@ _SETTINGS = {
     "RAY_health_check_failure_threshold": "1000",
     "RAY_max_direct_call_object_size": str(32 * 2**20),
     "RAY_task_rpc_inlined_bytes_limit": str(64 * 2**20),
+    # A job's processes compute with JAX, and NumPy would have a thread for each core in each of them.
+    "OPENBLAS_NUM_THREADS": "1",
 }
 
 
 @contextmanager
-def cluster(address: str | None, *, insecure: bool = False) -> Iterator[tuple[ClusterNode, ...]]:
-    """Join the Ray cluster at `address` and list its nodes. None: the one in `RAY_ADDRESS`, else start one for this job.
+def cluster(address: str | None, *, insecure: bool = False, processes: int = 0) -> Iterator[tuple[ClusterNode, ...]]:
+    """Join the Ray cluster at `address` and list its nodes. None: the one in `RAY_ADDRESS`, else start one for a job of so
+    many `processes`.
 
-    Raises ValueError if there is no cluster at the address, if it refuses this process, and, unless `insecure`, if it has
-    several machines and neither a token nor TLS.
+    Raises ValueError if there is no cluster at the address, if it refuses this process, if this machine may not start the
+    job's processes, and, unless `insecure`, if the cluster has several machines and neither a token nor TLS.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as left:
         with _own_sigterm():
-            left.enter_context(joined(address) if address else _private_cluster())
+            left.enter_context(joined(address) if address else _private_cluster(processes))
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in ray_nodes() if node["Alive"]]
         if address and not insecure:
@@ -110,11 +114,12 @@ def _check_protected(address: str, machines: Collection[str]) -> None:
 
 
 @contextmanager
-def _private_cluster() -> Iterator[None]:
-    """Ray on this machine, for this process only: it is not reached from other machines, and other users of this machine
-    have no token. It ends with us. Raises ValueError if this machine cannot do that, and RuntimeError if Ray does not ask
-    for the token."""
+def _private_cluster(processes: int) -> Iterator[None]:
+    """Ray on this machine, for a job of so many processes that this process drives: it is not reached from other machines,
+    and other users of this machine have no token. It ends with us. Raises ValueError if this machine cannot do that, and
+    RuntimeError if Ray does not ask for the token."""
     check_loopback()
+    check_limits(processes)
     with private_folder() as folder:
         yield from _ray_in(folder)
 
@@ -128,7 +133,7 @@ def _ray_in(folder: Path) -> Iterator[None]:
     clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # this process has read it already
     AuthenticationTokenLoader.instance().reset_cache()  # it may have read the token of another cluster
     try:
-        with _few_services():
+        with _few_services(), own_breakpoint():
             _start(folder)
         _kill_services_at_the_end()
         if not protected():
@@ -185,6 +190,8 @@ def _start(folder: Path) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=str(folder),
+            # Ray's store of objects, which a job hardly uses, is a file in memory where there is a place for it.
+            _plasma_directory=None if os.access(_SHARED_MEMORY, os.W_OK) else str(folder),
         )
     except Exception as error:  # Ray raises nothing more special
         if "timed out during startup" not in str(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.live.protocol import messages
 from tuners.actions import Setting
 
-__all__ = ["EVALUATOR", "node_of", "peers"]
+__all__ = ["EVALUATOR", "node_of", "peers", "process_count"]
 
 EVALUATOR = messages.worker("evaluator")
 """The process that validates the model, so that no worker has to stop for it."""
@@ -14,6 +14,11 @@ EVALUATOR = messages.worker("evaluator")
 def peers(setting: Setting) -> tuple[str, ...]:
     """The processes that a setting needs, servers first."""
     return (*map(messages.server, setting.servers), *map(messages.worker, setting.workers))
+
+
+def process_count(setting: Setting) -> int:
+    """How many processes a job has under a setting, the coordinator and the evaluator included."""
+    return len(peers(setting)) + 2
 
 
 def node_of(name: str) -> str:

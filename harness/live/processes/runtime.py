@@ -20,6 +20,11 @@ __all__ = ["BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
+_NOT_UP = (
+    " Ray has not started those that are not up: raylet.out among its logs says why. Its ports for workers may be taken "
+    "(`ray start --min-worker-port`, --max-worker-port), or the machine has no memory left."
+)
+
 _RECOVER_SECONDS = 10.0
 """First wait for a recovery that a coordinator which died may have forgotten; it doubles. Too short costs a view more."""
 
@@ -141,11 +146,10 @@ class Runtime:
         awaited, until = set(names), time.monotonic() + self._join_seconds
         while not awaited <= self.latest.members.keys():
             if time.monotonic() > until:
-                late = awaited - self.latest.members.keys()
+                late, up = awaited - self.latest.members.keys(), self.coordinator.starting()
                 raise RuntimeError(
-                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s "
-                    f"({starting_words(late, self.coordinator.starting())}). "
-                    "Allow more with --join-limit."
+                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s ({starting_words(late, up)}). "
+                    f"Allow more with --join-limit.{'' if late <= up.keys() else _NOT_UP}"
                 )
             yield
 

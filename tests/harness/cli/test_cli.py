@@ -308,6 +308,26 @@ def test_a_reader_that_closes_the_pipe_is_no_error(here: Path) -> None:
     assert made.stdout.strip() == "0"
 
 
+NOBODY_READS = "harness: nobody reads the output any more; this goes on, and Ctrl-C stops it."
+
+
+@pytest.mark.parametrize(
+    ("command", "reader", "said"),
+    [
+        ("--help", "| true", ""),
+        ("play tiny.toml fixed", "| true", ""),
+        ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
+        ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", ""),
+    ],
+)
+def test_whose_reader_is_gone_ends_or_finishes_its_files(here: Path, command: str, reader: str, said: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    line = f"{sys.executable} -m harness {command} {reader}; echo ${{PIPESTATUS[0]}}"
+    made = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, check=True)  # noqa: S603, S607
+    assert (made.stdout.strip(), made.stderr.strip()) == ("0", said)
+    assert (here / "results" / "tiny" / "report.html").exists() == command.startswith("compare")
+
+
 # ------------------------------------------------------------------------------------------------------- refusals
 
 

@@ -33,7 +33,7 @@ def test_every_push_counts_once_in_any_history(rng):
 
 KINDS = (
     *("move", "relocate", "worker dies,worker comes", "server dies,server comes", "coordinator dies", "finish"),
-    "message lost,message lost,move,tick",
+    *("message lost,message lost,move,tick", "put,retire", "put,retire,move,relocate,server comes,server dies"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sys
@@ -116,6 +117,18 @@ def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:
     losses[""] += 1
     with pytest.raises(RuntimeError, match=r"Cannot start a worker process .*, tried 3 times: The actor died"):
         ray_pool.lost_for_good(None, lost, losses)
+
+
+def test_breakpoints_of_a_tuner_stay_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sets its own, whose debugger is in another package, when a process joins it."""
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    with ray_cluster.own_breakpoint():
+        os.environ["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"
+    assert "PYTHONBREAKPOINT" not in os.environ
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    with ray_cluster.own_breakpoint():
+        os.environ["PYTHONBREAKPOINT"] = "ray.util.rpdb._driver_set_trace"
+    assert os.environ["PYTHONBREAKPOINT"] == "0"
 
 
 def test_addresses_where_no_cluster_is_are_refused_before_anything_is_written(

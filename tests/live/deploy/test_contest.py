@@ -53,9 +53,12 @@ def simulated(monkeypatch):
     played, joined = [], []
 
     @contextmanager
-    def cluster(address, *, insecure):
+    def cluster(address, *, insecure, processes):
         joined.append((address, insecure))
-        yield ()
+        assert processes == 6  # with the coordinator and the evaluator
+        yield cluster.offers
+
+    cluster.offers = (launch.ClusterNode("here", "this machine", math.inf),)
 
     def play_on(wanted, offers, console):
         played.append((wanted.entry.name, wanted.seed))
@@ -105,6 +108,33 @@ def test_a_tuner_with_nothing_to_tune_is_not_played(here, simulated, capsys):
 def test_all_tuners_of_a_live_contest_are_its_contestants():
     names = tuner_names("all,fixed", oracle=False)
     assert names == [*(n for n in tuner_names("all") if n != "best_fixed"), "fixed"]
+
+
+@pytest.mark.parametrize("cpus", [0.0, 1.0])
+def test_a_contest_that_is_refused_leaves_nothing(here, simulated, capsys, monkeypatch, cpus):
+    """Its cluster has too few CPUs, or cannot be joined."""
+    _, played, _ = simulated
+    joined, before = launch.cluster, sorted(here.iterdir())
+
+    def cluster(address, **options):
+        if not cpus:
+            raise ValueError(f"Cannot join the Ray cluster at {address}: of the test.")
+        return joined(address, **options)
+
+    joined.offers = (launch.ClusterNode("one", "10.0.0.1", cpus),)
+    monkeypatch.setattr(launch, "cluster", cluster)
+    assert main([*COMMAND, "--address", "h:1"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("harness: Cannot place 4 nodes of 1 CPU each" if cpus else "harness: Cannot join")
+    assert sorted(here.iterdir()) == before
+    assert played == []
+
+
+def test_a_contest_that_is_finished_joins_no_cluster_again(here, simulated):
+    _, played, joined = simulated
+    assert main(COMMAND) == 1
+    assert main([*COMMAND, "--resume"]) == 1
+    assert (len(played), len(joined)) == (6, 1)
 
 
 def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):

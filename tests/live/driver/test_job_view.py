@@ -126,10 +126,11 @@ def test_a_checkpoint_is_tried_again_with_the_coordinators_successor(view, runti
 
 
 def test_a_full_disk_is_said_and_the_next_checkpoint_is_made(view, runtime):
-    points = RestorePoints(OSError(28, "No space left on device"), None)
+    points = RestorePoints(OSError(28, "Cannot write here: the disk is full. Give the same command with --resume."), None)
     saver = JobSaver(runtime, view, points)
     list(saver.save())
     assert saver.unsaved is not None
-    assert view.events == [(8.0, "the checkpoint is not written: No space left on device")]
+    why = "the checkpoint is not written: No space left on device; the job goes on, and the next one is due in 30 s"
+    assert view.events == [(8.0, why)]
     list(saver.save())
     assert (saver.unsaved, len(points.saved)) == (None, 1)

@@ -238,7 +238,8 @@ def test_a_full_disk_at_a_checkpoint_is_said_and_the_job_goes_on(spec, pretend, 
         while len(kept) < 3:
             assert live.perform(Run(clocks=10)).status == "running"
         said = [what for _, what in live.job_status().events]
-        assert said.count("the checkpoint is not written: No space left on device") == 2
+        why = "the checkpoint is not written: No space left on device; the job goes on, and the next one is due in 0.1 s"
+        assert said.count(why) == 2
         live.checkpoint()
         kept.clear()
     with LiveSystem(spec, PretendProcesses(spec.job), keep=keep) as live, pytest.raises(OSError, match="No space left"):
@@ -299,6 +300,12 @@ def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
         RuntimeError, match=r"Cannot start server/.* within 0\.1 s \(joining, .* compiling, .* Allow more with --join-limit"
     ):
         LiveSystem(spec, PretendProcesses(spec.job, join_seconds=9.0), limits=Limits(join_seconds=0.1))
+    pretend = PretendProcesses(spec.job, join_seconds=9.0)
+    pretend.answers.starting = dict  # Ray has started none of them
+    with pytest.raises(
+        RuntimeError, match=r"\(not up yet: .*--join-limit\. Ray has not started .* ports .* no memory left\."
+    ):
+        LiveSystem(spec, pretend, limits=Limits(join_seconds=0.1))
 
 
 def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(live, pretend, monkeypatch):

@@ -5,11 +5,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
 from harness.live.processes import private_folder as module
-from harness.live.processes.host import check_loopback
+from harness.live.processes.host import check_limits, check_loopback
 from harness.live.processes.private_folder import private_folder, remove_left_behind
 
 SOCKET = "session_2026-11-26_01-59-49_613488_4194303/sockets/plasma_store"
@@ -47,6 +48,37 @@ def test_without_a_short_path_it_is_said_how_to_get_one(long_path, monkeypatch):
 
 def test_a_machine_that_reaches_itself_can_run_a_job():
     check_loopback()
+
+
+@pytest.mark.parametrize("processes", [7, 30])
+def test_who_may_open_too_few_files_is_told_before_anything_starts(processes):
+    ask = f"from harness.live.processes.host import check_limits; check_limits({processes})"
+    limited = f"ulimit -n 64; exec {sys.executable} -c '{ask}'"
+    found = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603, S607
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"ValueError: Cannot run a job of {processes} processes on this machine: a process may open 64 files"
+    )
+    assert "Raise the limit (`ulimit -Hn`)" in last
+
+
+def test_who_may_start_too_few_threads_is_told_before_anything_starts(monkeypatch):
+    before, start, left = threading.active_count(), threading.Thread.start, [100]
+
+    def starts(thread):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("can't start new thread")  # as under `ulimit -u`, which root is exempt from
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(ValueError, match=r"7 processes .* at least \d+ threads, and only 100 more can be started\. Raise"):
+        check_limits(7)
+    assert threading.active_count() == before
+
+
+def test_a_machine_without_tight_limits_can_run_a_job():
+    check_limits(7)
 
 
 ALONE = [shutil.which("unshare"), "--user", "--map-root-user", "--net"]  # a new network, whose loopback interface is off

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import queue
 import subprocess
 import sys
@@ -200,7 +201,9 @@ class Echo:
 @pytest.mark.live
 @pytest.mark.timeout(300)
 def test_ray_calls_carry_frames_in_order(loop_cluster):
+    breakpoints = os.environ.get("PYTHONBREAKPOINT")
     with launch.cluster(loop_cluster.address):
+        assert os.environ.get("PYTHONBREAKPOINT") == breakpoints  # those of a tuner are not Ray's
         echo = ray.remote(num_cpus=0, concurrency_groups={"inbox": 1})(Echo)
         one, other = (echo.options(name=name).remote(name) for name in ("one", "other"))
         ray.get(other.received.remote(0))

@@ -37,8 +37,10 @@ class Audit:
         workers, servers = rng.randint(1, 4), rng.randint(1, 3)
         self.memory = start(rng, workers, servers, optimizer=optimizer, checks=True, **job)
         self.changes = self.losses = 0
+        self.leaving = {}  # generations of the processes that were asked to leave
 
     def act(self, action):
+        self._stop_dismissed()
         getattr(self, "_" + action.replace(" ", "_"))()
 
     def servers(self):
@@ -124,7 +126,25 @@ class Audit:
         idle = [s for s in self.servers() if s not in owning]
         goal = coordinator.moves.goal
         if idle and not (goal and set(goal.servers) & set(idle)):
-            coordinator.processes.retire(idle[:1])
+            self._leave(idle[:1])
+        settings = [branch.setting for branch in coordinator.branches.by_number.values()]
+        needed = {messages.worker(node) for setting in settings for node in setting.workers}
+        self._leave([w for w in self.workers() if w not in needed and w in coordinator.ledger.members])
+
+    def _leave(self, names):
+        names = [n for n in names if n not in self.memory.coordinator.ledger.retiring]  # the driver asks once
+        if names:
+            self.leaving |= {name: self.memory.generations[name] for name in names}
+            self.memory.coordinator.processes.retire(names)
+
+    def _stop_dismissed(self):
+        """End the processes that the coordinator has let go, as the driver does."""
+        for name, generation in list(self.leaving.items()):
+            if generation != self.memory.generations[name] or name not in self.memory.cores:
+                del self.leaving[name]
+            elif name not in self.memory.coordinator.ledger.members:
+                self.memory.kill(name)
+                del self.leaving[name]
 
     def _tick(self):
         self.memory.seconds += 1e7
@@ -177,6 +197,10 @@ class Audit:
             self._tick()
             memory.steps(400 if self.losses else 0)
         memory.settle()
+        self._tick()
+        memory.drain()
+        leaving = list(memory.coordinator.ledger.retiring)
+        assert not any(map(memory.coordinator.processes.needed, leaving)), "processes that shall leave are still needed"
         expected = memory.expected()
         assert expected.keys() == memory.pushes.keys()
         for branch, model in expected.items():

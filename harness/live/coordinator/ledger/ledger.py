@@ -117,6 +117,10 @@ class Ledger:
         # Every release asks. A worker's cycles are committed in order, so the first entry that is its own has the lowest.
         return next((e.cycle for e in self.entries.values() if isinstance(e, CommitEntry) and e.worker == worker), None)
 
+    def last_commit(self, worker: str) -> int:
+        """The entry of a worker's last push that is not durable yet; 0 if all are."""
+        return max((i for i, e in self.entries.items() if isinstance(e, CommitEntry) and e.worker == worker), default=0)
+
     def make_durable(self, index: int, holders: dict[int, set[str]]) -> None:
         """The snapshot at `index` is complete: entries up to it are no longer needed."""
         self.write("durable", index, holders)

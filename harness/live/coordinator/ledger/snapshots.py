@@ -38,6 +38,11 @@ class Snapshots:
         self._states: dict[int, bytes] = {}  # of the coordinator, at snapshots taken with `save`
         self._saved: tuple[int, tuple[Piece, ...]] = (-1, ())
 
+    @property
+    def latest(self) -> int:
+        """The index of the last snapshot that is complete or in progress."""
+        return max(self.under_way, default=self._ledger.durable)
+
     def take(self, *, save: bool = False) -> int:
         """Begin a snapshot; returns its index. With `save`, the coordinator gets a copy, too."""
         self.uncopied = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 
@@ -38,7 +39,12 @@ class JobSaver:
                     self.unsaved = None
                 except OSError as error:  # a full disk: the job goes on, and the next checkpoint is tried when it is due
                     self.unsaved = error
-                    view.log_event(f"the checkpoint is not written: {error.strerror or error}")
+                    # Not the error's own text: that may say how to go on after the end, and the job has not ended.
+                    why = os.strerror(error.errno) if error.errno else str(error)
+                    view.log_event(
+                        f"the checkpoint is not written: {why}; the job goes on, and the next one is due in "
+                        f"{CHECKPOINT_SECONDS:g} s"
+                    )
                 return
 
     def finish(self, until: float) -> Procedure:
