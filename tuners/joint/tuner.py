@@ -53,9 +53,10 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, RateHeat, as_hot, outer_heat
+from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
@@ -136,7 +137,7 @@ class JointCourse:
                 self.training.first = yield from self.training.snapshot()
             yield from self.placing.measure()
             yield from self.placing.place()
-            yield from self.placing.keep_copies()
+            yield from OtherKnobs(self.job, self.training, self.placing).run()
             yield from self.placing.stop_waiting()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
@@ -203,6 +204,9 @@ class JointCourse:
         if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(highest(staleness)))
         yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        if not isinstance(self.heat, CopyHeat):
+            why = "copies that are as old make gradients too stale"
+            yield from self.training.change(fresh(self.job, self.training.setting), why)
         yield from self._begin_local_steps()
         if self.heat is not None:
             yield from self._begin_where_probable(self.heat)
