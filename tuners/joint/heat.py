@@ -375,5 +375,5 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     # Where all wait for each other, fewer workers make an update noisier, and not cooler.
     if isinstance(count, Integer) and not waits(job.start):
         return WorkerHeat(best, count.high)
-    fewest = space.values(fresh(job, job.start)).get("pull_clocks", job.start.pull_clocks)
-    return CopyHeat(int(fewest), job.start.pull_clocks) if fewest < job.start.pull_clocks else None
+    fewest, most = fresh(job, job.start).pull_clocks, job.start.pull_clocks
+    return CopyHeat(fewest, most) if fewest < most else None

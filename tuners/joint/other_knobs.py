@@ -1,10 +1,10 @@
 """Knobs that no model of `tuners.joint` knows: other values are tried, and what makes more progress per second is kept.
 
-Threads between operations, options of graphs, replicas of hot blocks, copies of rows, mini-batches per pull, size and grace of
-a quorum. Progress is the gradients that count times the rate that they bear: with a updates between pull and push, about
-1 / (a + 1/2) of the highest one, or its root where an update is the mean of a round.
+Threads between operations, options of graphs, replicas of hot blocks, copies of rows, mini-batches per pull, and quorums.
+Progress is the gradients that count times the rate that they bear: with a updates between pull and push, about 1 / (a + 1/2)
+of the highest one, or its root where an update is the mean of a round.
 
-A number is halved or, where that does not serve, doubled, as long as that serves; then the middle between the two best is tried.
+A number is halved or, where that does not serve, doubled, as long as that serves; then the middle of the two best is tried.
 Of other options, each is tried. Knobs that do nothing one without the other are set together. How old copies of rows are,
 no window tells: they are kept for a few mini-batches only. A trial is made where what it may save is more than what it may
 cost; where changes take time, half as much is hoped for after each trial in vain.
@@ -38,6 +38,7 @@ _AT_ONCE = (*OF_CACHES, *OF_PULLS, *OF_QUORUM)  # what servers read at every pus
 _WINDOW = 32  # pushes, at least, that tell progress
 _SAVED = 0.1  # of the seconds that are left, that another value saves on average, as far as is known
 _WASTED = 0.2  # of the seconds of a trial, the same
+_HOPELESS = 0.6  # times the best progress
 _DOUBLINGS = 12  # of a value, at most
 _ROUNDING = 1e-6  # of a moment, in seconds
 
@@ -72,12 +73,13 @@ class OtherKnobs:
 
     def _acts(self, name: str) -> bool:
         """Whether this knob changes anything, and is not what the rest of the job searches."""
-        best, workers, rounds = self._best, len(self._training.setting.workers), self._training.setting.policy == "quorum"
+        setting, best = self._training.setting, self._best
         if name in OF_REPLICAS:
-            return best["replicas"] > 1 and best["hot_blocks"] > 0
-        if name == "grace_seconds":
-            return rounds and 0 < best["quorum"] < workers
-        return rounds if name == "quorum" else not (name in OF_PULLS and isinstance(self._placing.heat, CopyHeat))
+            return bool(best["replicas"] > 1 and best["hot_blocks"] > 0)
+        if name in OF_QUORUM:
+            partial = 0 < best["quorum"] < len(setting.workers)
+            return setting.policy == "quorum" and (partial or name == "quorum")
+        return not (name in OF_PULLS and isinstance(self._placing.heat, CopyHeat))
 
     # ---------------------------------------------------------------------------------------------- which values are tried
 
@@ -89,9 +91,10 @@ class OtherKnobs:
         # Of two that are free, the first value of one does not go with any value of the other.
         begun = [k for k in knobs if len(knobs) > 1 or self._best[k.name] == neutral[k.name]]
         wanted = self._best | {k.name: int(k.nearest(min(_FIRST[k.name], highest(k)))) for k in begun}
-        if all(wanted[name] != value for name, value in neutral.items()):
-            if neutral is not OF_CACHES or self._placing.copies_gain(self._training.setting, wanted["cache_clocks"]) > WORTH:
-                yield from self._try(wanted)
+        if any(wanted[name] == value for name, value in neutral.items()):
+            return
+        if neutral is not OF_CACHES or self._placing.copies_gain(self._training.setting, wanted["cache_clocks"]) > WORTH:
+            yield from self._try(wanted)
 
     def _climb(self, knob: Knob) -> Steps[None]:
         """Go down the ladder of values or, where that does not serve, up, as long as it serves; then try the middle."""
@@ -133,8 +136,10 @@ class OtherKnobs:
             self._progress = yield from self._measured("first, what is learned under other knobs as they are")
         if training.diverged or not (yield from training.change(self._under(wanted), f"{words}, on trial")):
             return False
-        yield from training.run(2 * len(training.setting.workers))  # these were begun before
-        self._seen = yield from self._measured()
+        window = yield from training.run(2 * len(training.setting.workers))  # these were begun before
+        self._seen = progress(window, training.setting)
+        if not training.diverged and self._gain > _HOPELESS:
+            self._seen = yield from self._measured()
         serves = self._gain >= WORTH and not training.diverged
         if serves:
             self._best, self._progress, training.usual_push_seconds = wanted, self._seen, training.push_seconds
@@ -184,7 +189,7 @@ def _counted(pushes: Pushes, setting: Setting) -> NDArray[np.bool_]:
         return np.asarray(pushes.staleness < (setting.quorum or len(setting.workers)))
     begun = pushes.seconds - pushes.push_seconds - pushes.compute_seconds - pushes.pull_seconds
     ends = np.sort(begun[pushes.wait_seconds > 0])  # who has waited begins when a round ends
-    return np.searchsorted(ends, pushes.seconds - _ROUNDING) == np.searchsorted(ends, begun + _ROUNDING)
+    return np.asarray(np.searchsorted(ends, pushes.seconds - _ROUNDING) == np.searchsorted(ends, begun + _ROUNDING))
 
 
 def _ladder(knob: Knob, now: Any) -> list[Any]:

@@ -137,13 +137,17 @@ class JointCourse:
                 self.training.first = yield from self.training.snapshot()
             yield from self.placing.measure()
             yield from self.placing.place()
-            yield from OtherKnobs(self.job, self.training, self.placing).run()
+            others = OtherKnobs(self.job, self.training, self.placing)
+            if self.heat is None or self.heat.steps:
+                yield from others.run()
             yield from self.placing.stop_waiting()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
+                if not self.heat.steps:  # not before: the search would end at a lower heat
+                    yield from others.run()
                 if not self.parts.one_setting:
                     yield from self.learn(self.heat)
             yield from self.go_on()
