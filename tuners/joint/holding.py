@@ -162,11 +162,17 @@ class Holding:
 
     def _is_too_hot(self) -> bool:
         blank, seen = self._training.gauge.blank_level, min(self.levels[-3:])
-        if self._training.diverged or has_lost_half(self.levels, self.low, blank, spread(self._course)):
+        if self._training.diverged or self._is_coolest():
+            return self._training.diverged  # from a snapshot, the same would happen again
+        if has_lost_half(self.levels, self.low, blank, spread(self._course)):
             return True
         # Fewer workers learn more slowly, so a model whose level has risen for a while is left to come down again.
         risen = seen > self.low + 1.5 * self._hurt and not self._heat.limits_workers
         return len(self.levels) >= _LEAST and (risen or is_unlearned(seen, self.low, blank))
+
+    def _is_coolest(self) -> bool:
+        """Whether nothing is cooler than the present heat."""
+        return not self._heat.of(self._heat.scaled(self.held, 0.5)) < self._heat.of(self.held)
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
@@ -183,6 +189,9 @@ class Holding:
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
         training, before = self._training, self.held
+        if self._is_coolest():
+            self.lost, self.ended = True, "it has diverged at the lowest heat"
+            return
         self._ceiling = min(self._ceiling, self._heat.of(before))
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))

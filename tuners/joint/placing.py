@@ -51,6 +51,7 @@ class Placing:
         self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
         self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
         self._placed = False  # whether machines were chosen before
+        self.stays = False  # whether the system is left as it is, where it can be
         self._unit = "second" if job.target.minimise == "seconds" else "USD"
 
     def measure(self) -> Steps[None]:
@@ -104,7 +105,7 @@ class Placing:
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
         stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
-        if best == before or not (worth or stranded):
+        if best == before or not ((worth and not self.stays) or stranded):
             return False
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "

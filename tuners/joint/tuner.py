@@ -18,7 +18,8 @@ made only where it is expected to save more than it costs. In the order in which
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
    Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
-   USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
+   USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
+   (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
 4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -61,11 +62,12 @@ from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
-from tuners.settings import BOUNDED
+from tuners.settings import BOUNDED, OF_NODES
 
 __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
+_SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
@@ -165,7 +167,9 @@ class JointCourse:
             learned = training.seconds if training.has_learned else learned
             # Longer than that the job was not expected to last.
             lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds and self.heat is None
-            if lost and training.first is not None and len(training.setting.workers) > 1:
+            if lost and (yield from self.as_begun()):
+                learned = training.seconds
+            elif lost and training.first is not None and len(training.setting.workers) > 1:
                 learned, workers = training.seconds, len(training.setting.workers)
                 placing.most_workers = max(1, workers // 2)
                 why = f"nothing was learned by {workers} workers; again from the untrained model"
@@ -178,6 +182,25 @@ class JointCourse:
                 if training.seconds > 2 * looked:  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
+
+    def as_begun(self) -> Steps[bool]:
+        """Begin again as the job began, and leave its system so, once; whether that was done.
+
+        Where the rate is held, nothing makes up for what workers, mini-batches and local steps do to learning.
+        """
+        job, training, axis = self.job, self.training, self.heat
+        before, start = training.setting, training.placed(job.start)
+        rate_is_free = isinstance(axis, RateHeat) and not axis.is_outer
+        changed = any(getattr(before, name) != getattr(job.start, name) for name in _SPOILING)
+        if rate_is_free or not changed or self.placing.stays or training.first is None:
+            return False
+        start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})
+        if not training.available.issuperset({*start.workers, *start.servers}):
+            return False
+        self.placing.stays = True
+        return (
+            yield from training.begin_again(start, "nothing was learned: again from the untrained model, as the job began")
+        )
 
     def may_pay(self) -> Steps[bool]:
         """Whether a change may save anything. Where every change is a restart, the first push is looked at before.
@@ -270,6 +293,11 @@ class JointCourse:
             self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
+            if holding.lost and (yield from self.as_begun()):
+                origin = top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
+                continue
             elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and training.first is not None else None
             if elsewhere is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
