@@ -274,7 +274,8 @@ class JointCourse:
         """Search along the axis `heat`, and go on from the best model."""
         search = HeatSearch(self.training, heat)
         yield from search.run()
-        self.hurting, self.useless = search.hurting, search.useless
+        if not (search.in_vain and (yield from self.as_begun())):
+            self.hurting, self.useless = search.hurting, search.useless
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
