@@ -91,8 +91,10 @@ class Holding:
         parts: RuleParts,
         place: Callable[[], Steps[None]],
         useless: float = math.inf,
+        ruining: float = math.inf,
     ) -> None:
         self._useless = useless  # the coolest heat that is known to have brought nothing
+        self.ruining = ruining  # the coolest heat that keeps a model worse than one that knows nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
@@ -120,6 +122,8 @@ class Holding:
             yield from self.window()
             if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
+                if min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
+                    self.ruining = min(self.ruining, self._heat.of(self.held))
             elif over_fitted(self._losses, self._course, self._training.training_loss):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
@@ -269,7 +273,7 @@ class Holding:
         hotter = heat.scaled(self.held, _STEP**2 if far else _STEP)
         if heat.of(hotter) >= self.hurting:
             hotter = heat.scaled(self.held, _STEP)
-        if not heat.of(self.held) < heat.of(hotter) < self.hurting:
+        if not heat.of(self.held) < heat.of(hotter) < min(self.hurting, self.ruining):
             return None
         likely = likely_seconds(left, now, training.job.budget_seconds)
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)

@@ -123,6 +123,7 @@ class JointCourse:
         self.placing = Placing(job, self.training, self.system, parts)
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
+        self.ruining = math.inf  # the coolest heat that keeps a model worse than one that knows nothing
 
     @property
     def heat(self) -> Heat | None:
@@ -289,9 +290,9 @@ class JointCourse:
         origin = top  # the heat at which nothing was learned for the first time
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
-            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
+            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless, self.ruining)
             yield from holding.run()
-            self.hurting = min(self.hurting, holding.hurting)
+            self.hurting, self.ruining = min(self.hurting, holding.hurting), min(self.ruining, holding.ruining)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
             if holding.lost and (yield from self.as_begun()):
@@ -306,8 +307,8 @@ class JointCourse:
                 top = training.setting
                 yield from training.drop(seedling)
                 seedling = yield from training.snapshot()
-            elif seedling is not None:
-                setting = heat.scaled(top, next(factors))
+            elif seedling is not None and self.ruining > heat.of(heat.scaled(top, 1e-9)):
+                setting = heat.scaled(top, next(f for f in factors if heat.of(heat.scaled(top, f)) < self.ruining))
                 why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
                 seedling = yield from training.return_to(seedling, setting, why)
             else:
@@ -317,6 +318,6 @@ class JointCourse:
         """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
         for factor in decades:
             setting = heat.scaled(top, factor)
-            if heat.of(setting) != heat.of(top) and heat.of(setting) < self.hurting:
+            if heat.of(setting) != heat.of(top) and heat.of(setting) < min(self.hurting, self.ruining):
                 return setting
         return None
