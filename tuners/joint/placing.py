@@ -259,9 +259,7 @@ class Placing:
     def best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
         now = self._training.setting
-        found = max(
-            (s for s in self._candidates.settings() if len(s.workers) <= most_workers), key=self._progress, default=now
-        )
+        found = self._candidates.best(self._progress, most_workers)
         kinds = {option for k in self._job.space.knobs if k.name.startswith("role/") for option in options(k)}
         if not kinds & {"both", "idle"}:
             return found
