@@ -6,7 +6,8 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
-   methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
+   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by the
+   cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
    staleness is free and policies may be installed. A rate far from those that were
@@ -67,6 +68,7 @@ from tuners.settings import BOUNDED, OF_NODES
 __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
+_PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
@@ -101,14 +103,19 @@ def joint(
     space = job.space
     if not space.knobs:
         return
-    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
-    if places_only and not job.blocks and (job.target.counts or loads_are_free(job)):
-        if loads_are_free(job):
-            yield from changed_cheaply(job, bespoke_bo(job))
-        else:
-            yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
-        return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
+    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
+    if places_only and not job.blocks and loads_are_free(job):
+        yield from changed_cheaply(job, bespoke_bo(job))
+        return
+    if places_only and not job.blocks and job.target.counts and job.target.minimise == "seconds":
+        others = tuple(k for k in space.knobs if k.name.partition("/")[0] not in _PLACES)
+        try:
+            start = yield from JointCourse(replace(job, space=replace(space, knobs=others)), parts).choose()
+        except JobOver:
+            return
+        yield from changed_cheaply(job, cruise(replace(job, start=start), batches=_BATCHES, warmup=1, least=2))
+        return
     course = JointCourse(job, parts)
     yield from with_checkpoints(job, course.play(), course.training.losses)
 
@@ -156,6 +163,14 @@ class JointCourse:
             yield from self.go_on()
         except JobOver:
             return
+
+    def choose(self) -> Steps[Setting]:
+        """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
+        if self.job.space.knobs and (yield from self.may_pay()):
+            yield from self.placing.measure()
+            yield from self.placing.place()
+            yield from OtherKnobs(self.job, self.training, self.placing).run()
+        return self.training.setting
 
     def go_on(self) -> Steps[None]:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
