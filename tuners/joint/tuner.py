@@ -6,8 +6,8 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
-   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by the
-   cheapest method that the job offers.
+   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by
+   the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
    staleness is free and policies may be installed. A rate far from those that were
