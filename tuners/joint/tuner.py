@@ -213,7 +213,7 @@ class JointCourse:
         start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})
         if not training.available.issuperset({*start.workers, *start.servers}):
             return False
-        self.placing.stays = True
+        self.placing.stays, self.ruining = True, math.inf
         return (
             yield from training.begin_again(start, "nothing was learned: again from the untrained model, as the job began")
         )
