@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tuners.actions import Setting
-from tuners.joint.heat import Heat, as_hot
+from tuners.joint.heat import CopyHeat, Heat, as_hot
 from tuners.joint.learning_model import (
     HELPED_NATS,
     SecondsLeft,
@@ -94,7 +94,7 @@ class Holding:
         ruining: float = math.inf,
     ) -> None:
         self._useless = useless  # the coolest heat that is known to have brought nothing
-        self.ruining = ruining  # the coolest heat that keeps a model worse than one that knows nothing
+        self.ruining = ruining  # the lowest heat, if it keeps a model worse than one that knows nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
@@ -122,7 +122,7 @@ class Holding:
             yield from self.window()
             if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
-                if min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
+                if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
                     self.ruining = min(self.ruining, self._heat.of(self.held))
             elif over_fitted(self._losses, self._course, self._training.training_loss):
                 self.ended = "the model has learned its samples by heart"
@@ -218,6 +218,8 @@ class Holding:
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
+        if isinstance(heat, CopyHeat):
+            return  # younger copies take time, and help only where older ones have hurt
         level, goal = sum(self.levels[-3:]) / 3, training.gauge.goal(training.loss)
         # Fewer workers learn more slowly: a level that stands still for a while is no reason.
         share = _STANDS_LONG if heat.limits_workers else _STANDS

@@ -128,9 +128,11 @@ class JointCourse:
         self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.placing = Placing(job, self.training, self.system, parts)
+        if isinstance(self.heat, CopyHeat):
+            self.training.takes_snapshots = False  # after a fork all workers pull at once, and all copies are equally old
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
-        self.ruining = math.inf  # the coolest heat that keeps a model worse than one that knows nothing
+        self.ruining = math.inf  # the lowest heat, if it keeps a model worse than one that knows nothing
 
     @property
     def heat(self) -> Heat | None:
@@ -288,6 +290,8 @@ class JointCourse:
 
     def find_heat(self, heat: Heat) -> Steps[None]:
         """Search along the axis `heat`, and go on from the best model."""
+        if isinstance(heat, CopyHeat):
+            return  # it is at its hottest, and a return to a snapshot would make all copies equally old
         search = HeatSearch(self.training, heat)
         yield from search.run()
         if not (search.in_vain and (yield from self.as_begun())):
