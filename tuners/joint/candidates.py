@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
+
+import numpy as np
 
 from tuners.actions import Job, Setting
 from tuners.joint.training import Training
@@ -15,6 +17,8 @@ from tuners.settings import Choice
 __all__ = ["Candidates", "highest", "lowest", "options"]
 
 _MOST_SPLITS = 400  # roles of machines that are compared
+_MOST = 4_000  # settings of which all are compared
+_ROUNDS = 3  # of choosing places for sizes and sizes for places, where there are more
 _MOST_SIZES = 6  # of mini-batches within a range, beside the smallest
 _ROUNDING = 1e-9  # of the number of steps to the end of a range
 
@@ -25,18 +29,32 @@ class Candidates:
     def __init__(self, job: Job, training: Training) -> None:
         self._job, self._training = job, training
 
-    def settings(self) -> Iterator[Setting]:
-        """Settings of the system on machines that are there."""
+    def best(self, value: Callable[[Setting], float], most_workers: int) -> Setting:
+        """The setting of the highest `value` on machines that are there, with at most so many workers.
+
+        Where there are very many, places are chosen for the present sizes, then sizes for these places, and so on.
+        """
+        places, sizes = [p for p in self._placements() if len(p.workers) <= most_workers], list(self._kinds())
+        if not places:
+            return self._training.setting
+        if len(places) * len(sizes) <= _MOST:
+            return max((replace(place, **size) for place in places for size in sizes), key=value)
+        now = self._training.setting
+        size = {name: getattr(now, name) for name in sizes[0]}
+        for _ in range(_ROUNDS):
+            place = places[int(np.argmax([value(replace(p, **size)) for p in places]))]
+            size = sizes[int(np.argmax([value(replace(place, **s)) for s in sizes]))]
+        return replace(place, **size)
+
+    def _kinds(self) -> Iterator[dict[str, Any]]:
+        """What else the system model chooses: bits, mini-batches, threads, local steps."""
         space, now = self._job.space, self._training.setting
         bits = options(space.knob("transfer_bits")) or [now.transfer_bits]
         sizes = _sizes(space.knob("batch_size"), now.batch_size)
         threads = space.knob("intra_threads")
         intra = sorted({now.intra_threads, int(highest(threads))}) if threads is not None else [now.intra_threads]
-        for roles in self._placements():
-            for b in bits:
-                for size in sizes:
-                    for t, steps in product(intra, self._local_steps()):
-                        yield replace(roles, transfer_bits=int(b), batch_size=int(size), intra_threads=t, local_steps=steps)
+        for b, size, t, steps in product(bits, sizes, intra, self._local_steps()):
+            yield {"transfer_bits": int(b), "batch_size": int(size), "intra_threads": t, "local_steps": steps}
 
     def _local_steps(self) -> list[int]:
         """Numbers of local steps, each about 1.4 times as many as the one before; the present one where none are free."""

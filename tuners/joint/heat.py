@@ -4,7 +4,7 @@ A hotter setting makes more progress per second, and more noise; one that is too
 depends on what is free: the effective rate, lr / (1 - momentum); if it is held, the same of the servers' rate for what local
 steps have changed, by their momentum alone where that rate is held; then the policy, because staleness acts as momentum does
 (Hadjis et al. 2016); if that is held, too, the momentum; and if all of these are held and workers do not wait for each
-other, their number.
+other, their number; if nothing else is free, how old a copy of the model workers may use.
 
 One rate is not as hot everywhere. Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable
 rate falls with one over k. A mini-batch of b samples has 1 / sqrt(b) of the noise, and bears a rate that is so much higher.
@@ -25,6 +25,8 @@ from tuners.settings import BOUNDED, Choice, Integer, Real
 
 __all__ = [
     "BATCH_GAIN",
+    "COPIED",
+    "CopyHeat",
     "Expected",
     "Heat",
     "MomentumHeat",
@@ -32,6 +34,7 @@ __all__ = [
     "RateHeat",
     "WorkerHeat",
     "as_hot",
+    "fresh",
     "heat",
     "outer_heat",
     "stress",
@@ -39,6 +42,9 @@ __all__ = [
 
 BATCH_GAIN = 0.5
 """A mini-batch of b samples bears b^0.5 times the rate, and adds b^0.5 to the progress of a push."""
+
+COPIED = 4
+"""Mini-batches for which copies of rows of embedding tables serve: they make gradients as stale as some more workers do."""
 
 _MOST_MOMENTUM = 0.99  # more of it is not told apart
 _SLOT = 0.5  # bytes that are kept for a parameter, over its own, from which they are more than itself
@@ -262,6 +268,29 @@ class WorkerHeat:
         return f"{len(setting.workers)} workers"
 
 
+@dataclass(frozen=True, slots=True)
+class CopyHeat:
+    """For how many mini-batches workers use a copy of the model: as many as at the start, or the fewest, which is cooler.
+
+    More of them save a part of the pulls at most, and may cost the whole model.
+    """
+
+    fewest: int
+    most: int
+    expected: Expected | None = None
+    steps: bool = True
+    limits_workers: bool = False
+
+    def of(self, setting: Setting) -> float:
+        return float(setting.pull_clocks)
+
+    def scaled(self, setting: Setting, factor: float) -> Setting:
+        return setting if factor == 1 else replace(setting, pull_clocks=self.most if factor > 1 else self.fewest)
+
+    def words(self, setting: Setting) -> str:
+        return f"a pull for {setting.pull_clocks} mini-batches"
+
+
 def stress(setting: Setting) -> float:
     """How much hotter a rate is under `setting` than for one worker with mini-batches of one sample.
 
@@ -270,6 +299,16 @@ def stress(setting: Setting) -> float:
     """
     together = math.pow(len(setting.workers), 0.5 if waits(setting) else 1.0)
     return together / math.pow(setting.batch_size, BATCH_GAIN)
+
+
+def fresh(job: Job, setting: Setting) -> Setting:
+    """`setting` with copies of the model, and of rows of tables, that are no older than usual, as far as that is free."""
+    for name, usual in (("pull_clocks", 1), ("cache_clocks", COPIED)):
+        knob, now = job.space.knob(name), getattr(setting, name)
+        if knob is not None and now > usual:
+            younger: dict[str, Any] = {name: min(int(knob.nearest(usual)), now)}
+            setting = replace(setting, **younger)
+    return setting
 
 
 def as_hot(axis: Heat | None, setting: Setting, like: Setting) -> Setting:
@@ -336,4 +375,5 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     # Where all wait for each other, fewer workers make an update noisier, and not cooler.
     if isinstance(count, Integer) and not waits(job.start):
         return WorkerHeat(best, count.high)
-    return None
+    fewest, most = fresh(job, job.start).pull_clocks, job.start.pull_clocks
+    return CopyHeat(fewest, most) if fewest < most else None

@@ -34,6 +34,7 @@ class HeatSearch:
         self._training, self._heat, self._gauge = training, heat, training.gauge
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
+        self.in_vain = False  # whether the lowest heat of all hurts
 
     def run(self) -> Steps[None]:
         """Down by decades while the setting hurts, then up until it hurts; go on from the best model.
@@ -49,6 +50,7 @@ class HeatSearch:
             self.hurting, came_down = heat.of(training.setting), True
             cooler = yield from self._cooler()
             if cooler is None:
+                self.in_vain = True
                 break
             seen = cooler
         start, is_probable = training.setting, heat.expected is not None and self._is_cool(1.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tuners.actions import Setting
-from tuners.joint.heat import Heat, as_hot
+from tuners.joint.heat import CopyHeat, Heat, as_hot
 from tuners.joint.learning_model import (
     HELPED_NATS,
     SecondsLeft,
@@ -91,8 +91,10 @@ class Holding:
         parts: RuleParts,
         place: Callable[[], Steps[None]],
         useless: float = math.inf,
+        ruining: float = math.inf,
     ) -> None:
         self._useless = useless  # the coolest heat that is known to have brought nothing
+        self.ruining = ruining  # the lowest heat, if it keeps a model worse than one that knows nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
@@ -120,6 +122,8 @@ class Holding:
             yield from self.window()
             if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
+                if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
+                    self.ruining = min(self.ruining, self._heat.of(self.held))
             elif over_fitted(self._losses, self._course, self._training.training_loss):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
@@ -162,11 +166,17 @@ class Holding:
 
     def _is_too_hot(self) -> bool:
         blank, seen = self._training.gauge.blank_level, min(self.levels[-3:])
-        if self._training.diverged or has_lost_half(self.levels, self.low, blank, spread(self._course)):
+        if self._training.diverged or self._is_coolest():
+            return self._training.diverged  # from a snapshot, the same would happen again
+        if has_lost_half(self.levels, self.low, blank, spread(self._course)):
             return True
         # Fewer workers learn more slowly, so a model whose level has risen for a while is left to come down again.
         risen = seen > self.low + 1.5 * self._hurt and not self._heat.limits_workers
         return len(self.levels) >= _LEAST and (risen or is_unlearned(seen, self.low, blank))
+
+    def _is_coolest(self) -> bool:
+        """Whether nothing is cooler than the present heat."""
+        return not self._heat.of(self._heat.scaled(self.held, 0.5)) < self._heat.of(self.held)
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
@@ -183,6 +193,9 @@ class Holding:
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
         training, before = self._training, self.held
+        if self._is_coolest():
+            self.lost, self.ended = True, "it has diverged at the lowest heat"
+            return
         self._ceiling = min(self._ceiling, self._heat.of(before))
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
@@ -205,6 +218,8 @@ class Holding:
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
+        if isinstance(heat, CopyHeat):
+            return  # younger copies take time, and help only where older ones have hurt
         level, goal = sum(self.levels[-3:]) / 3, training.gauge.goal(training.loss)
         # Fewer workers learn more slowly: a level that stands still for a while is no reason.
         share = _STANDS_LONG if heat.limits_workers else _STANDS
@@ -260,7 +275,7 @@ class Holding:
         hotter = heat.scaled(self.held, _STEP**2 if far else _STEP)
         if heat.of(hotter) >= self.hurting:
             hotter = heat.scaled(self.held, _STEP)
-        if not heat.of(self.held) < heat.of(hotter) < self.hurting:
+        if not heat.of(self.held) < heat.of(hotter) < min(self.hurting, self.ruining):
             return None
         likely = likely_seconds(left, now, training.job.budget_seconds)
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from tuners.actions import Job, Setting
-from tuners.joint.candidates import Candidates, highest, lowest, options
+from tuners.joint.candidates import Candidates, lowest, options
 from tuners.joint.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
 from tuners.joint.roles import RoleSearch
@@ -19,19 +19,22 @@ from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
 from tuners.joint.training import Steps, Training
 
-__all__ = ["LEFT_SHARE", "Placing"]
+__all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
 
 LEFT_SHARE = 0.2
 """Of the budget: how long a job is expected to last, until its drift was measured."""
 
+WORTH = 1.07
+"""Gain of a change of the system that is worth its risk, predicted or seen."""
+
+CHANGE_SECONDS = 15.0
+"""Of a change of the system, until one was measured."""
+
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
 _MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
-_WORTH = 1.07  # predicted gain of a change of the system that is worth its risk
-_CHANGE_SECONDS = 15.0  # of a change of the system, until one was measured
 _TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
 _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
 _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
-_COPIED = 4  # mini-batches for which workers keep copies of rows
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
 _SAVES_WAITING = 1.5  # the same, seen
@@ -48,6 +51,7 @@ class Placing:
         self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
         self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
         self._placed = False  # whether machines were chosen before
+        self.stays = False  # whether the system is left as it is, where it can be
         self._unit = "second" if job.target.minimise == "seconds" else "USD"
 
     def measure(self) -> Steps[None]:
@@ -96,12 +100,12 @@ class Placing:
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
         best = as_hot(self.heat, self.best(self.most_workers), before)
         gain = self._worth(best) / here if here > 0 else math.inf
-        left, cost = self.seconds_left(), training.change_seconds or _CHANGE_SECONDS
+        left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
         lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
-        worth = gain > _WORTH and saved > cost if self._parts.cost_rule else gain > 1
+        worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
         stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
-        if best == before or not (worth or stranded):
+        if best == before or not ((worth and not self.stays) or stranded):
             return False
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
@@ -149,7 +153,7 @@ class Placing:
         """Move hot blocks of embedding tables to machines that have less to do, as many as save more time than they take."""
         training, left = self._training, self.seconds_left()
         found = self._tables.best(training.setting, left)
-        if found is None or found.gain <= _WORTH:
+        if found is None or found.gain <= WORTH:
             return
         why = (
             f"{found.blocks} blocks move to {len(found.setting.servers)} servers: {found.gain:.2f} times as many pushes, "
@@ -160,37 +164,14 @@ class Placing:
             self._tables.moved(found, training.seconds - began)
             yield from self.measure()
 
-    def keep_copies(self) -> Steps[None]:
-        """Let workers keep copies of popular rows for a few mini-batches, if they are then seen to push more often.
+    def copies_gain(self, setting: Setting, clocks: int) -> float:
+        """How many times as many pushes there are at most where workers keep copies of rows for so many mini-batches."""
+        return self._tables.copies_gain(setting, 1 / (1 + clocks)) if self._parts.system_model else 1.0
 
-        That takes effect at once and moves nothing, so it is tried; copies make gradients as stale as some more workers do.
-        Where only the rows or only the mini-batches are free, the other is as held, and what is not 0 stays.
-        """
-        training, rows, clocks = self._training, self._job.space.knob("cache_rows"), self._job.space.knob("cache_clocks")
-        before, workers = training.setting, len(training.setting.workers)
-        wanted = before
-        if rows is not None and not before.cache_rows:
-            wanted = replace(wanted, cache_rows=int(highest(rows)))
-        if clocks is not None and (rows is not None or not before.cache_clocks):
-            wanted = replace(wanted, cache_clocks=int(clocks.nearest(_COPIED)))
-        keeps = before.cache_rows and before.cache_clocks
-        if keeps or wanted == before or not (wanted.cache_rows and wanted.cache_clocks):
-            return
-        gain = self._tables.copies_gain(before, 1 / (1 + wanted.cache_clocks))
-        if not self._parts.system_model or training.diverged or gain < _WORTH:
-            return
-        yield from training.run(
-            2 * workers, "may workers keep copies of popular rows? First, how often they push as they are"
-        )
-        alone, why = training.push_seconds, f"copies of {wanted.cache_rows} rows for {wanted.cache_clocks} mini-batches"
-        if not (yield from training.change(wanted, f"{why}, on trial: at most {gain:.2f} times as many pushes")):
-            return
-        yield from training.run(2 * workers)  # workers have no copies yet
-        yield from training.run(2 * workers)
-        seen = alone / training.push_seconds if training.push_seconds else 0.0
-        if seen < _WORTH:
-            without = replace(training.setting, cache_rows=before.cache_rows, cache_clocks=before.cache_clocks)
-            yield from training.change(without, f"taken back: {seen:.2f} times as many pushes")
+    @property
+    def has_cost_rule(self) -> bool:
+        """Whether a trial must save more than it costs."""
+        return self._parts.cost_rule
 
     def stop_waiting(self) -> Steps[None]:
         """Let no worker wait for others' local steps, where that doubles the pushes and policies may be installed.
@@ -278,9 +259,7 @@ class Placing:
     def best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
         now = self._training.setting
-        found = max(
-            (s for s in self._candidates.settings() if len(s.workers) <= most_workers), key=self._progress, default=now
-        )
+        found = self._candidates.best(self._progress, most_workers)
         kinds = {option for k in self._job.space.knobs if k.name.startswith("role/") for option in options(k)}
         if not kinds & {"both", "idle"}:
             return found

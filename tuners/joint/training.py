@@ -83,7 +83,7 @@ class Training:
     """The branch that trains, its setting, and what is known of it. `level` and `loss` are as of the last measurement."""
 
     def __init__(self, job: Job, system: SystemModel, *, snapshots: bool = True) -> None:
-        self._snapshots = snapshots
+        self.takes_snapshots = snapshots
         self.job, self.gauge = job, Gauge(job.target)
         self.setting, self.branch = job.start, 0
         # The same as the system knows it: of a policy that was installed, it has the one that was named before.
@@ -319,7 +319,7 @@ class Training:
 
     def snapshot(self) -> Steps[Snapshot | None]:
         """A fork of the branch; None where the job has no room for one."""
-        if not self._snapshots:
+        if not self.takes_snapshots:
             return None
         try:
             branch = yield from Fork(self.branch)

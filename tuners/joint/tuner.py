@@ -6,7 +6,8 @@ over schedules of settings: warm up, hold the hottest setting that serves, cool 
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
 1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
-   methods of Cruise take over, or those of the bespoke BO. Changes are made by the cheapest method that the job offers.
+   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by
+   the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
    staleness is free and policies may be installed. A rate far from those that were
@@ -18,7 +19,8 @@ made only where it is expected to save more than it costs. In the order in which
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
    Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
-   USD counts. Of embedding tables, hot blocks move, and workers may keep copies of rows (`tuners.joint.tables`).
+   USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
+   (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
 4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
@@ -53,18 +55,21 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import Heat, PolicyHeat, RateHeat, as_hot, outer_heat
+from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
-from tuners.settings import BOUNDED
+from tuners.settings import BOUNDED, OF_NODES
 
 __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
+_PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
+_SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
@@ -98,14 +103,19 @@ def joint(
     space = job.space
     if not space.knobs:
         return
-    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
-    if places_only and not job.blocks and (job.target.counts or loads_are_free(job)):
-        if loads_are_free(job):
-            yield from changed_cheaply(job, bespoke_bo(job))
-        else:
-            yield from changed_cheaply(job, cruise(job, batches=_BATCHES, warmup=1, least=2))
-        return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
+    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
+    if places_only and not job.blocks and loads_are_free(job):
+        yield from changed_cheaply(job, bespoke_bo(job))
+        return
+    if places_only and not job.blocks and job.target.counts and job.target.minimise == "seconds":
+        others = tuple(k for k in space.knobs if k.name.partition("/")[0] not in _PLACES)
+        try:
+            start = yield from JointCourse(replace(job, space=replace(space, knobs=others)), parts).choose()
+        except JobOver:
+            return
+        yield from changed_cheaply(job, cruise(replace(job, start=start), batches=_BATCHES, warmup=1, least=2))
+        return
     course = JointCourse(job, parts)
     yield from with_checkpoints(job, course.play(), course.training.losses)
 
@@ -118,8 +128,11 @@ class JointCourse:
         self.training = Training(job, self.system, snapshots=parts.snapshots)
         self.gauge = self.training.gauge
         self.placing = Placing(job, self.training, self.system, parts)
+        if isinstance(self.heat, CopyHeat):
+            self.training.takes_snapshots = False  # after a fork all workers pull at once, and all copies are equally old
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
+        self.ruining = math.inf  # the lowest heat, if it keeps a model worse than one that knows nothing
 
     @property
     def heat(self) -> Heat | None:
@@ -136,18 +149,30 @@ class JointCourse:
                 self.training.first = yield from self.training.snapshot()
             yield from self.placing.measure()
             yield from self.placing.place()
-            yield from self.placing.keep_copies()
+            others = OtherKnobs(self.job, self.training, self.placing)
+            if self.heat is None or self.heat.steps:
+                yield from others.run()
             yield from self.placing.stop_waiting()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
+                if not self.heat.steps:  # not before: the search would end at a lower heat
+                    yield from others.run()
                 if not self.parts.one_setting:
                     yield from self.learn(self.heat)
             yield from self.go_on()
         except JobOver:
             return
+
+    def choose(self) -> Steps[Setting]:
+        """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
+        if self.job.space.knobs and (yield from self.may_pay()):
+            yield from self.placing.measure()
+            yield from self.placing.place()
+            yield from OtherKnobs(self.job, self.training, self.placing).run()
+        return self.training.setting
 
     def go_on(self) -> Steps[None]:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
@@ -160,7 +185,9 @@ class JointCourse:
             learned = training.seconds if training.has_learned else learned
             # Longer than that the job was not expected to last.
             lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds and self.heat is None
-            if lost and training.first is not None and len(training.setting.workers) > 1:
+            if lost and (yield from self.as_begun()):
+                learned = training.seconds
+            elif lost and training.first is not None and len(training.setting.workers) > 1:
                 learned, workers = training.seconds, len(training.setting.workers)
                 placing.most_workers = max(1, workers // 2)
                 why = f"nothing was learned by {workers} workers; again from the untrained model"
@@ -173,6 +200,25 @@ class JointCourse:
                 if training.seconds > 2 * looked:  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
+
+    def as_begun(self) -> Steps[bool]:
+        """Begin again as the job began, and leave its system so, once; whether that was done.
+
+        Where the rate is held, nothing makes up for what workers, mini-batches and local steps do to learning.
+        """
+        job, training, axis = self.job, self.training, self.heat
+        before, start = training.setting, training.placed(job.start)
+        rate_is_free = isinstance(axis, RateHeat) and not axis.is_outer
+        changed = any(getattr(before, name) != getattr(job.start, name) for name in _SPOILING)
+        if rate_is_free or not changed or self.placing.stays or training.first is None:
+            return False
+        start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})
+        if not training.available.issuperset({*start.workers, *start.servers}):
+            return False
+        self.placing.stays, self.ruining = True, math.inf
+        return (
+            yield from training.begin_again(start, "nothing was learned: again from the untrained model, as the job began")
+        )
 
     def may_pay(self) -> Steps[bool]:
         """Whether a change may save anything. Where every change is a restart, the first push is looked at before.
@@ -203,6 +249,9 @@ class JointCourse:
         if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(highest(staleness)))
         yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        if not isinstance(self.heat, CopyHeat):
+            why = "copies that are as old make gradients too stale"
+            yield from self.training.change(fresh(self.job, self.training.setting), why)
         yield from self._begin_local_steps()
         if self.heat is not None:
             yield from self._begin_where_probable(self.heat)
@@ -241,9 +290,12 @@ class JointCourse:
 
     def find_heat(self, heat: Heat) -> Steps[None]:
         """Search along the axis `heat`, and go on from the best model."""
+        if isinstance(heat, CopyHeat):
+            return  # it is at its hottest, and a return to a snapshot would make all copies equally old
         search = HeatSearch(self.training, heat)
         yield from search.run()
-        self.hurting, self.useless = search.hurting, search.useless
+        if not (search.in_vain and (yield from self.as_begun())):
+            self.hurting, self.useless = search.hurting, search.useless
 
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
@@ -257,11 +309,16 @@ class JointCourse:
         origin = top  # the heat at which nothing was learned for the first time
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
-            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
+            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless, self.ruining)
             yield from holding.run()
-            self.hurting = min(self.hurting, holding.hurting)
+            self.hurting, self.ruining = min(self.hurting, holding.hurting), min(self.ruining, holding.ruining)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
+            if holding.lost and (yield from self.as_begun()):
+                origin = top = training.setting
+                yield from training.drop(seedling)
+                seedling = yield from training.snapshot()
+                continue
             elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and training.first is not None else None
             if elsewhere is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
@@ -269,8 +326,8 @@ class JointCourse:
                 top = training.setting
                 yield from training.drop(seedling)
                 seedling = yield from training.snapshot()
-            elif seedling is not None:
-                setting = heat.scaled(top, next(factors))
+            elif seedling is not None and self.ruining > heat.of(heat.scaled(top, 1e-9)):
+                setting = heat.scaled(top, next(f for f in factors if heat.of(heat.scaled(top, f)) < self.ruining))
                 why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
                 seedling = yield from training.return_to(seedling, setting, why)
             else:
@@ -280,6 +337,6 @@ class JointCourse:
         """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
         for factor in decades:
             setting = heat.scaled(top, factor)
-            if heat.of(setting) != heat.of(top) and heat.of(setting) < self.hurting:
+            if heat.of(setting) != heat.of(top) and heat.of(setting) < min(self.hurting, self.ruining):
                 return setting
         return None

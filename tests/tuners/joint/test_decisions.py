@@ -890,6 +890,42 @@ def test_a_risen_level_halves_a_rate_but_not_the_number_of_workers(workers):
     assert holding._is_too_hot() is not workers
 
 
+@pytest.mark.parametrize(("rate", "goes_back"), [(0.1, True), (0.001, False)])
+def test_a_job_at_its_lowest_heat_does_not_go_back_to_a_snapshot(rate, goes_back):
+    """At a rate of 30 that was held, with no momentum, it went back four times, to train the same windows again."""
+    holding, _ = holding_of([-2.0, -2.0, -1.0, -1.0, -1.0], rate)
+    assert holding._is_too_hot() is goes_back
+
+
+def test_from_the_lowest_heat_that_keeps_a_model_worse_than_untrained_nothing_hotter_is_tried():
+    """It restarted hotter and hotter, without end."""
+    made = of(space=(Real("momentum", 0.0, 0.9),), start=replace(job().start, momentum=0.0))
+    begun, answers = course(made), Answers(made, flat)
+    noisy_validations(made, answers, lambda setting: 5.0)
+    begun.training.first = answers.run(begun.training.snapshot())
+    begun.ruining = begun.heat.of(made.start)
+    answers.run(begun.learn(begun.heat))  # ends, as no heat is left
+    assert not answers.changes()
+
+
+def test_where_nothing_is_learned_under_a_held_rate_the_job_goes_on_as_it_began():
+    """More local steps were to save a third of the time, and ruined the model for good: 70,000 s and no target, where the
+    start takes 16,752."""
+    knobs = (Real("momentum", 0.0, 0.9), Choice("batch_size", (4, 16)))
+    made = of(space=knobs, start=replace(job().start, batch_size=4, loads=(), momentum=0.0))
+    begun, answers = course(made), Answers(made, flat)
+    noisy_validations(made, answers, lambda setting: 5.0 if setting.batch_size == 16 else 0.5)
+    begun.training.first = answers.run(begun.training.snapshot())
+    answers.run(begun.training.change(replace(made.start, batch_size=16), "a choice of the system"))
+    with pytest.raises(JobOver):
+        answers.run(begun.learn(begun.heat))
+    assert [
+        a.setting.batch_size for a in answers.asked if isinstance(a, Reconfigure) and "as the job began" in a.reason
+    ] == [4]
+    assert begun.training.setting.batch_size == 4
+    assert begun.placing.stays
+
+
 def test_a_level_that_stands_still_in_the_last_quarter_has_not_done_so_in_half_of_the_time():
     """`tf36-logr` halved its workers four times because no drift was left for a moment."""
     times = [float(i + 1) for i in range(100)]

@@ -13,6 +13,7 @@ from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run,
 from tuners.joint import joint
 from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.losses import LossRecord
+from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel
 from tuners.joint.tables import BlockModel
@@ -97,7 +98,7 @@ def keeping_copies(of, faster):
 
     answers.answer = answer
     answers.run(begun.placing.measure())
-    answers.run(begun.placing.keep_copies())
+    answers.run(OtherKnobs(of, begun.training, begun.placing).run())
     return answers
 
 
