@@ -326,12 +326,16 @@ class JointCourse:
                 top = training.setting
                 yield from training.drop(seedling)
                 seedling = yield from training.snapshot()
-            elif seedling is not None and self.ruining > heat.of(heat.scaled(top, 1e-9)):
-                setting = heat.scaled(top, next(f for f in factors if heat.of(heat.scaled(top, f)) < self.ruining))
+            elif seedling is not None and (setting := self.anew(heat, top, factors)) is not None:
                 why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
                 seedling = yield from training.return_to(seedling, setting, why)
             else:
                 return
+
+    def anew(self, heat: Heat, top: Setting, factors: Iterator[float]) -> Setting | None:
+        """The next setting around `top` for a restart; None where all are known to ruin the model."""
+        around = (heat.scaled(top, next(factors)) for _ in _RESTARTS)
+        return next((setting for setting in around if heat.of(setting) < self.ruining), None)
 
     def elsewhere(self, heat: Heat, top: Setting, decades: Iterator[float]) -> Setting | None:
         """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
