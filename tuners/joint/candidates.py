@@ -1,8 +1,8 @@
 """What `tuners.joint` chooses the system from: roles, batch, threads, bits and local steps, on machines that are there.
 
 Where machines may do both or nothing, `RoleSearch` goes by numbers of machines of each kind. Machines of one type and price
-are alike, so a choice of roles is three numbers for each kind: machines that work only, that do both, and that serve only; the
-others are given back. From some such choices, one machine after another changes its role as long as that helps.
+are alike, so a choice of roles is three numbers for each kind: machines that work only, that do both, and that serve only;
+the others are given back. From some such choices, one machine after another changes its role as long as that helps.
 """
 
 from __future__ import annotations
