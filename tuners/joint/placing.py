@@ -11,10 +11,9 @@ import math
 from dataclasses import replace
 
 from tuners.actions import Job, Setting
-from tuners.joint.candidates import Candidates, lowest, options
+from tuners.joint.candidates import Candidates, RoleSearch, lowest, options
 from tuners.joint.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
-from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
 from tuners.joint.training import Steps, Training

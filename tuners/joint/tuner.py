@@ -18,8 +18,8 @@ made only where it is expected to save more than it costs. In the order in which
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
-   Machines may both work and serve, or be given back (`tuners.joint.roles`); where the cheapest run is wanted, progress per
-   USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
+   Machines may both work and serve, or be given back (`tuners.joint.candidates`); where the cheapest run is wanted, progress
+   per USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
    (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
 4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the

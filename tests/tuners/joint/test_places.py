@@ -11,10 +11,10 @@ from tests.support.toy import job, window
 from tests.tuners.joint.test_decisions import Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
+from tuners.joint.candidates import RoleSearch
 from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.losses import LossRecord
 from tuners.joint.other_knobs import OtherKnobs
-from tuners.joint.roles import RoleSearch
 from tuners.joint.system_model import SystemModel
 from tuners.joint.tables import BlockModel
 from tuners.prices import Prices
