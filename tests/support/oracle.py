@@ -146,6 +146,8 @@ class Oracle:
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
         self.control_queue = cluster.control_queue
+        self.snapshot_clocks = max(cluster.snapshot_clocks, 4 * len(setting.workers)) if cluster.snapshot_clocks else 0
+        self.copying, self.uncopied = {}, 0  # bytes that each server has yet to send; pushes since the last snapshot
         self.policy, self.model = policy, model
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
@@ -243,6 +245,7 @@ class Oracle:
             (w for w, s in self.workers.items() if s.phase in (PULL, PUSH)), key=lambda w: self.workers[w].arrival
         )
         flows = {w: self._uses(w, self.workers[w].phase == PULL) for w in moving}
+        flows |= {f"snapshot of {server}": self._copy_uses(server) for server in self.copying}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
         for n, bucket in self.buckets.items():
@@ -258,6 +261,22 @@ class Oracle:
             even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
             drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
         return rates | moves, drains
+
+    def _copy_uses(self, server):
+        """What one byte of a server's snapshot puts on the NICs and processes of it and of the next server, if there is one."""
+        servers = list(self.share)
+        backup = servers[(servers.index(server) + 1) % len(servers)]
+        uses = {("nic", "out", server): 1.0, ("server", PULL, server): 1.0}
+        return uses if backup == server else uses | {("nic", "in", backup): 1.0, ("server", PUSH, backup): 1.0}
+
+    def _snapshot(self):
+        """Count a push; every so many of them, twice as many while servers still send, all of them begin to send a copy."""
+        self.uncopied += 1
+        if self.snapshot_clocks and self.uncopied >= self.snapshot_clocks * (2 if self.copying else 1):
+            vectors = 1 + {"sgd": 0, "momentum": 1, "adarevision": 3}[self.workload.optimizer]
+            size = self.workload.demand.model_bytes * (vectors + (self.workload.aggregation != "each"))
+            self.copying = {s: self.copying.get(s, 0.0) + part * size for s, part in self.share.items() if part}
+            self.uncopied = 0
 
     def _uses(self, worker, pulls):
         """What one byte of a transfer puts on every NIC and server process."""
@@ -282,9 +301,16 @@ class Oracle:
             emptied = lasting and min(lasting.values()) < elapsed
             if emptied:
                 elapsed = min(lasting.values())
+            copied = {s: left / rates[f"snapshot of {s}"] for s, left in self.copying.items()}
+            sent = copied and min(copied.values()) < elapsed
+            if sent:
+                elapsed, emptied = min(copied.values()), False
             change = self.changes and self.changes[0][0] < self.now + elapsed
             if change:
-                elapsed, emptied = self.changes[0][0] - self.now, False
+                elapsed, emptied, sent = self.changes[0][0] - self.now, False, False
+            self.copying = {
+                s: left - rates[f"snapshot of {s}"] * elapsed for s, left in self.copying.items() if copied[s] > elapsed
+            }
             for n, bucket in self.buckets.items():
                 left = min(max(self.tokens[n] - drains[n] * elapsed, 0.0), bucket.capacity_bytes)
                 self.tokens[n] = 0.0 if emptied and lasting.get(n) == elapsed else left
@@ -296,7 +322,7 @@ class Oracle:
             if change:
                 _, node, factor = self.changes.pop(0)
                 self.slow[node] *= factor
-            elif not emptied:
+            elif not (emptied or sent):
                 self.workers[worker].left = 0.0
                 self._next(worker)
         return self
@@ -374,6 +400,7 @@ class Oracle:
             "loss": loss,
         }
         self.rows.append(row)
+        self._snapshot()
         counts = {w: sum(r["worker"] == self.names.index(w) for r in self.rows) for w in self.workers}
         waiting = [w for w, s in self.workers.items() if s.phase == WAIT]
         release, step = self.policy.decide(name, counts, waiting, self.now)
