@@ -239,7 +239,16 @@ def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
         f"{policy} with {workers} worker{'s' * (workers > 1)} and {servers} server{'s' * (servers > 1)} ({count} too {how})"
         for (policy, workers, servers, how), count in kinds
     ]
-    return [f"{len(far)} of {len(off)} rows are more than {P95:.0%} off: most are of {', '.join(each)}."] if far else []
+    if not far:
+        return []
+    named = sum(count for _, count in kinds)
+    # The few kinds that are named may be all rows, most of them, or the first ones of many.
+    which = "" if named == len(far) else "most are of " if 2 * named > len(far) else "among them "
+    return [f"{len(far)} of {len(off)} rows {_is(len(far))} more than {P95:.0%} off: {which}{_listed(each)}."]
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def limits_of(made: Check) -> list[str]:

@@ -27,10 +27,11 @@ from traces.schema import setting_from
 from tuners.actions import Setting
 from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
 
-__all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
+__all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of", "with_snapshots"]
 
 _SYNCHRONOUS = ("bsp",)
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
+_FEW_SNAPSHOTS = 5  # within a row's pushes, up to which it matters how many they were
 _FEWEST = 3  # a segment with fewer cycles per worker gives no row
 _STEADY = 3  # mini-batches of every worker, over which the mean time of a step hardly varies
 _LONG = 100.0  # seconds of a cycle from which it is asked whether these are milliseconds; real ones take up to a minute
@@ -184,6 +185,26 @@ def with_links_of(recording: Recording, known: Recording) -> Recording:
         return replace(row, nics=tuple(nic * own / usual for nic in row.nics or (1.0,) * machines))
 
     return replace(recording, rows=tuple(map(scaled, recording.rows)), nic_bytes_per_second=usual)
+
+
+def with_snapshots(recording: Recording, clocks: int) -> Recording:
+    """The recording as one in which servers took a snapshot after so many `clocks`, counted from the beginning of each
+    setting, and at least 4 of each worker; 0: none.
+
+    Few of them fall into the pushes of a short row, or none: then the row has the mean distance of these.
+    """
+
+    def told(row: Row) -> Row:
+        apart = max(clocks, 4 * row.workers) if clocks else 0
+        of_cycles = apart
+        if apart and row.pushes <= _FEW_SNAPSHOTS * apart:
+            every = max(row.all_pushes, row.pushes)
+            # One that begins with the last push is in no cycle that was recorded.
+            within = (every - 1) // apart - (every - row.pushes - 1) // apart
+            of_cycles = max(round(row.pushes / within), 4 * row.workers) if within else 0
+        return replace(row, snapshot_clocks=apart, cycle_snapshot_clocks=of_cycles)
+
+    return replace(recording, rows=tuple(map(told, recording.rows)))
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:

@@ -298,6 +298,8 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
     }
     if any(r.sleeps for r in rows):
         parts["how stragglers' sleeps vary"] = lambda c: replace(c, sleeps_vary=False)
+    if any(r.snapshot_clocks for r in rows):
+        parts["snapshots of the servers"] = lambda c: replace(c, snapshots=False)
     made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
     found = {part: less for part, less in made.items() if less.given != dict(given)}
     return found | {

@@ -308,13 +308,34 @@ def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
         assert label in text
 
 
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ([1, 1, 1], "3 of 3 rows are more than 15% off: asp with 1 worker and 1 server (1 too slow), asp with 2"),
+        ([2, 1, 1, 1], "5 of 5 rows are more than 15% off: most are of asp with 1 worker and 1 server (2 too slow), asp"),
+        ([1] * 6, "6 of 6 rows are more than 15% off: among them asp with 1 worker and 1 server (1 too slow), asp with 2"),
+    ],
+)
+def test_rows_far_off_are_most_of_the_kinds_that_are_named_only_where_there_are_others(kinds, said):
+    """So many rows far off are of each number of workers; three kinds are named."""
+    base = CYCLES[0]
+    rows = [
+        replace(base, workers=w, held_out=1.2 * base.recorded, run=f"{w}, {i}")
+        for w, count in enumerate(kinds, 1)
+        for i in range(count)
+    ]
+    (found,) = misses(replace(MADE, predictions=tuple(rows)))
+    assert said in found
+    assert found.endswith("and asp with 3 workers and 1 server (1 too slow).")
+
+
 def test_what_is_missed_is_said_with_its_cause():
     """Of ten pairs, one is in the wrong order, of settings 7 % apart; one row of five is 20 % too slow."""
     swapped = tuple(replace(p, held_out=p.recorded * (1.1 if p.recorded == 1.5 else 1.0)) for p in CYCLES)
     (said,) = misses(replace(MADE, predictions=swapped))
     assert said == "a <b>, held out, misses: tau. Of 1 pairs in the wrong order, 0 were recorded less than 5 % apart."
     (said,) = misses(replace(MADE, predictions=CYCLES))
-    assert said.endswith("1 of 5 rows are more than 15% off: most are of bsp with 3 workers and 1 server (1 too slow).")
+    assert said.endswith("1 of 5 rows is more than 15% off: bsp with 3 workers and 1 server (1 too slow).")
     steady = tuple(replace(p, setting=i, recorded_error=0.01) for i, p in enumerate(CYCLES))
     assert "is not the cause: an exact prediction would miss none of this." in misses(replace(MADE, predictions=steady))[0]
     noisy = tuple(replace(p, setting=i, recorded_error=0.2) for i, p in enumerate(CYCLES))
