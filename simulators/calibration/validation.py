@@ -410,7 +410,7 @@ def _predictions(
 
 def _same(row: Row) -> Row:
     """Equal for runs of one setting on the same links. Speeds and sleeps are measured in each run."""
-    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0)
+    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0, snapshot_clocks=0, cycle_snapshot_clocks=0)
 
 
 def _completes(row: Row) -> bool:

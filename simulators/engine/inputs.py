@@ -77,6 +77,7 @@ class Snapshots(NamedTuple):
     clocks: Any  # int32 scalar: pushes from one to the next
     bytes: Any  # [k] that each node sends of one
     usage: Any  # [k, r] resources per byte of them
+    weights: Any  # [k] of their rates beside those of pulls and pushes
 
 
 class EngineInputs(NamedTuple):
@@ -343,8 +344,10 @@ def _transfers(
     if cluster.snapshot_clocks:
         share = dict(zip(setting.servers, setting.shares()[1], strict=True))
         size = workload.demand.model_bytes * (1 + slots(workload.optimizer) + (workload.aggregation != "each"))
-        sent = np.array([share.get(name, 0.0) * size for name in names])
-        snapshots = Snapshots(np.int32(clocks_of_snapshots(cluster, setting)), sent, usage[2 * k :])
+        part = np.array([share.get(name, 0.0) for name in names])
+        # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
+        weights = np.where(part > 0, part, 1.0)
+        snapshots = Snapshots(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
     return {
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),

@@ -230,7 +230,7 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         if inputs.snapshots:
             usage = jnp.concatenate([usage, inputs.snapshots.usage])
             moving = jnp.concatenate([moving, flight.copying > 0])
-            each = jnp.concatenate([each, jnp.ones(nodes)])
+            each = jnp.concatenate([each, inputs.snapshots.weights])
         both = network.maxmin(usage, capacity, moving, each)
         pull, push = both[:nodes], both[nodes : 2 * nodes]
         if inputs.snapshots:

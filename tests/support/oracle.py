@@ -16,22 +16,22 @@ WAIT, REQUEST, PULL, COMPUTE, PUSH, APPLY = "wait", "request", "pull", "compute"
 # -------------------------------------------------------------------------------------------------------------- network
 
 
-def progressive_filling(flows, capacity):
-    """Max-min fair rates: raise all alike; a flow stops where one of its resources is full.
+def progressive_filling(flows, capacity, weights=None):
+    """Max-min fair rates: raise all alike, those in `weights` in proportion; a flow stops where one of its resources is full.
 
     `flows` maps a name to {resource: bytes there per byte of the flow}, `capacity` a resource to bytes per second.
     """
-    rates = dict.fromkeys(flows, 0.0)
+    rates, weights = dict.fromkeys(flows, 0.0), weights or {}
     free = dict(capacity)
     rising = {f for f, uses in flows.items() if any(u > 0 for u in uses.values())}
     for f in set(flows) - rising:
         rates[f] = math.inf
     while rising:
-        demand = {r: sum(flows[f].get(r, 0.0) for f in sorted(rising)) for r in free}
+        demand = {r: sum(weights.get(f, 1.0) * flows[f].get(r, 0.0) for f in sorted(rising)) for r in free}
         tight = {r: free[r] / demand[r] for r in free if demand[r] > 0}
         grow = min(tight.values())
         for f in rising:
-            rates[f] += grow
+            rates[f] += grow * weights.get(f, 1.0)
         for r in free:
             free[r] = max(free[r] - grow * demand[r], 0.0)
         full = {r for r, headroom in tight.items() if headroom <= grow * (1 + 1e-12)}
@@ -253,8 +253,9 @@ class Oracle:
                 capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
-        fill = first_come if self.discipline == "fifo" else progressive_filling
-        moves = fill(flows, capacity)
+        weights = {f"snapshot of {server}": self.share[server] for server in self.copying}
+        fifo = self.discipline == "fifo"
+        moves = first_come(flows, capacity) if fifo else progressive_filling(flows, capacity, weights)
         drains = {}
         for n, bucket in self.buckets.items():
             sent = math.fsum(moves[w] * uses.get(("nic", "out", n), 0.0) for w, uses in flows.items())

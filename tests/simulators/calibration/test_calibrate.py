@@ -20,7 +20,7 @@ from simulators.calibration import least_squares as search
 from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
 from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
-from simulators.calibration.recordings import Recording, read_tables
+from simulators.calibration.recordings import Recording, read_tables, with_snapshots
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
@@ -82,6 +82,38 @@ def test_the_closed_form_is_close_to_the_engine():
     engine = [simulated(constants, r).spans for r in rows]
     assert closed.cycle == pytest.approx([e.cycle for e in engine], rel=0.04)
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
+
+
+def test_snapshots_slow_a_cycle_by_their_own_transfer_or_not_at_all():
+    """A lone worker waits for a model more per snapshot: by the distance of those in the pushes of a row, whatever the
+    distance in the recording."""
+    given = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0)
+    often = row(1, 1, snapshot_clocks=20, cycle_snapshot_clocks=10)
+    assert simulated(given, often).spans.cycle == pytest.approx(2.0 + 1 / 10, rel=1e-3)
+    assert simulated(given, replace(often, cycle_snapshot_clocks=0)).spans.cycle == pytest.approx(2.0, rel=1e-3)
+    assert simulated(replace(given, snapshots=False), often).spans.cycle == pytest.approx(2.0, rel=1e-3)
+    seconds, _ = model.simulated_seconds(given, often, 101)  # the first 20 pushes come before one; the last is too late
+    assert seconds == pytest.approx(2.0 * 100 + 5 - 1)
+
+
+@pytest.mark.parametrize(
+    ("pushes", "every", "workers", "apart"),
+    [
+        (2000, 2500, 1, 20),
+        (12, 13, 1, 0),  # the first is taken after 20
+        (21, 26, 2, 21),
+        (42, 52, 4, 21),  # after 20 and 40
+        (48, 60, 1, 24),  # after 20 and 40: the one after the last push is in no cycle
+        (240, 300, 6, 24),  # four pushes of each worker
+        (2000, 0, 1, 20),  # of no segment
+    ],
+)
+def test_short_rows_have_the_snapshots_that_fall_into_them(pushes, every, workers, apart):
+    made = replace(row(workers, 1), pushes=pushes, all_pushes=every)
+    (found,) = with_snapshots(Recording((made,), None, (), (), (), ()), 20).rows
+    assert (found.snapshot_clocks, found.cycle_snapshot_clocks) == (max(20, 4 * workers), apart)
+    (none,) = with_snapshots(Recording((found,), None, (), (), (), ()), 0).rows
+    assert none == made
 
 
 def test_seeds_side_by_side_are_what_each_is_alone():
@@ -851,6 +883,8 @@ def test_a_calibration_can_be_loaded_and_has_always_the_same_bytes(tmp_path):
     assert said["cluster"] == {"discipline": "maxmin"}
     uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
     assert '[cluster]\ndiscipline = "uneven"' in to_toml(uneven, made, ORIGIN)
+    said = tomllib.loads(to_toml(fits, with_snapshots(made, 20), ORIGIN))
+    assert said["cluster"] == {"discipline": "maxmin", "snapshot_clocks": 20}
 
 
 def dl2_file(path: Path, noise=0.02) -> None:
