@@ -74,9 +74,11 @@ def covered(c: Coverage) -> str:
 
 
 def reached(e: Errors, held: Coverage) -> str:
-    """ "yes", or what is not within reach."""
+    """ "yes", or what is not within reach; a dash for one row, which has no order."""
     short = missed(e, held)
-    return f"not: {', '.join(short)}" if short else "yes"
+    if short:
+        return f"not: {', '.join(short)}"
+    return "-" if e.rows == 1 else "yes"
 
 
 def groups(made: Check) -> list[tuple[str, list[Prediction]]]:
@@ -145,7 +147,10 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
     if not every:
         return []
     found = [(errors(rows, FORMS[0].held_out), coverage(rows)) for *_, rows in every]
-    good = sum(not missed(e, Coverage(0, 0)) for e, _ in found)
+    # One row has no order.
+    judged = [e for e, _ in found if e.rows != 1]
+    good = sum(not missed(e, Coverage(0, 0)) for e in judged)
+    single = len(found) - len(judged)
     all_rows = [p for *_, rows in every for p in rows]
     mine = errors(all_rows, FORMS[0].held_out)
     held = coverage(all_rows)
@@ -153,8 +158,9 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
     ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
     said = [
         *([f"The order of settings, which a tuner needs: tau is {' to '.join(ends)}."] if ranked else []),
-        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
-        f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%}).",
+        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(judged)} comparisons "
+        f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%})."
+        + f" Not counted: {single} of a single cycle, which has no order." * bool(single),
         f"Over all {mine.rows} cycles that were not fitted, it is off by {percent(mine.median)} in the median and "
         f"{percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]

@@ -15,7 +15,7 @@ from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings,
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
 from reports.fidelity.fidelity_table import text as terminal_text
-from reports.fidelity.findings import misses
+from reports.fidelity.findings import misses, verdict_sentences
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -327,6 +327,15 @@ def test_rows_far_off_are_most_of_the_kinds_that_are_named_only_where_there_are_
     (found,) = misses(replace(MADE, predictions=tuple(rows)))
     assert said in found
     assert found.endswith("and asp with 3 workers and 1 server (1 too slow).")
+
+
+def test_a_single_cycle_has_no_order_that_could_be_within_reach():
+    exact = tuple(replace(p, held_out=p.recorded) for p in CYCLES)
+    one = replace(exact[0], split=LARGER)
+    said = " ".join(verdict_sentences([replace(MADE, predictions=(*exact, one))]))
+    assert "within reach in 1 of 1 comparisons" in said
+    assert "Not counted: 1 of a single cycle, which has no order." in said
+    assert "Not counted" not in " ".join(verdict_sentences([replace(MADE, predictions=exact)]))
 
 
 def test_what_is_missed_is_said_with_its_cause():

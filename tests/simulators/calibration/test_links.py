@@ -69,6 +69,13 @@ def test_nothing_is_chosen_where_transfers_are_not_known():
     assert choose({"toy": totals}, GIVEN, FORMS) is None
 
 
+def test_nothing_is_chosen_where_leaving_out_the_only_combination_leaves_nothing():
+    rows = recorded(FORMS[0])
+    one = [r for r in rows if r.combination == rows[0].combination]
+    assert len(one) > 1
+    assert choose({"toy": one}, GIVEN, FORMS) is None
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [
