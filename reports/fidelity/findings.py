@@ -160,7 +160,8 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
         *([f"The order of settings, which a tuner needs: tau is {' to '.join(ends)}."] if ranked else []),
         f"The simulator's order, median and 95th percentile are within reach in {good} of {len(judged)} comparisons "
         f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%})."
-        + f" Not counted: {single} of a single cycle, which has no order." * bool(single),
+        + f" Not counted: {single} of a single cycle, which has no order."
+        * bool(single),
         f"Over all {mine.rows} cycles that were not fitted, it is off by {percent(mine.median)} in the median and "
         f"{percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]

@@ -17,7 +17,7 @@ WAIT, REQUEST, PULL, COMPUTE, PUSH, APPLY = "wait", "request", "pull", "compute"
 
 
 def progressive_filling(flows, capacity, weights=None):
-    """Max-min fair rates: raise all alike, those in `weights` in proportion; a flow stops where one of its resources is full.
+    """Max-min fair rates: raise all in proportion to `weights` (default 1); a flow stops where one of its resources is full.
 
     `flows` maps a name to {resource: bytes there per byte of the flow}, `capacity` a resource to bytes per second.
     """
@@ -264,7 +264,7 @@ class Oracle:
         return rates | moves, drains
 
     def _copy_uses(self, server):
-        """What one byte of a server's snapshot puts on the NICs and processes of it and of the next server, if there is one."""
+        """What one byte of a server's snapshot puts on NICs and processes, its own and those of the next server, if any."""
         servers = list(self.share)
         backup = servers[(servers.index(server) + 1) % len(servers)]
         uses = {("nic", "out", server): 1.0, ("server", PULL, server): 1.0}

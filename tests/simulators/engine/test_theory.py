@@ -139,13 +139,13 @@ def test_a_snapshot_shares_a_lone_link_with_the_pull_that_begins_with_it(discipl
 
 
 def test_what_links_have_to_spare_carries_snapshots_for_nothing():
-    """A lone worker takes half of what each of two servers can send; their snapshots, half a model each, have the other half."""
+    """A lone worker takes half of what each of two servers can send; their snapshots have the other half."""
     simulated = timed(1, 2, 3.0, STEADY, snapshots=20)
     assert simulated.perform(Run(clocks=100)).pushes.pull_seconds == pytest.approx(1.0)
 
 
 def test_a_busy_link_carries_one_model_more_per_snapshot():
-    """Eight workers that do nothing but pull keep the server's link busy. They take a snapshot every 32 pushes: 4 of each."""
+    """Eight workers that do nothing but pull keep the server's link busy; every 32 pushes, 4 of each, there is a snapshot."""
     found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 3200)
     assert 1 / found == pytest.approx(33 / 32, rel=1e-3)
     found, _ = rate(timed(8, 1, 0.0, STEADY), 320, 3200)
