@@ -145,7 +145,7 @@ def test_what_links_have_to_spare_carries_snapshots_for_nothing():
 
 
 def test_a_busy_link_carries_one_model_more_per_snapshot():
-    """Eight workers that do nothing but pull keep the server's link busy; every 32 pushes, 4 of each, there is a snapshot."""
+    """Eight workers that do nothing but pull keep a link busy; every 32 pushes, 4 of each, there is a snapshot."""
     found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 3200)
     assert 1 / found == pytest.approx(33 / 32, rel=1e-3)
     found, _ = rate(timed(8, 1, 0.0, STEADY), 320, 3200)
