@@ -537,6 +537,14 @@ def test_parts_that_do_not_fit_into_their_cycle_are_told():
     assert found.caveats[0].startswith("in 1 settings the parts of a cycle take longer than the cycle")
 
 
+@pytest.mark.parametrize("part", ["compute_seconds", "pull_seconds", "push_seconds"])
+def test_parts_in_milliseconds_beside_moments_in_seconds_are_refused(part):
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    wrong = [push | {part: 1000 * push[part]} for push in iterations()]
+    with pytest.raises(ValueError, match=rf"Cannot read {part}: it is \d+ times as long as the cycle .* one unit, seconds"):
+        read_tables(tables([{"run": "a"}], settings, iterations=wrong))
+
+
 @pytest.mark.parametrize(("repeats", "error"), [(1, 0.1 / 10), (5, 0.1 / 10 * 5**0.5)])
 def test_the_error_of_a_recorded_mean_is_from_how_its_cycles_vary(repeats, error):
     """A worker's 100 cycles, without the warm-up, vary by a tenth; where five in a row are alike, there are 20 to tell."""
