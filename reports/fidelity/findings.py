@@ -153,6 +153,11 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
     single = len(found) - len(judged)
     all_rows = [p for *_, rows in every for p in rows]
     mine = errors(all_rows, FORMS[0].held_out)
+    if not mine.rows:
+        return [
+            "No cycle was predicted that was not fitted, so nothing is said of the simulator's errors: record several "
+            "combinations of policy, workers and servers, or predict another recording with --fit and --predict."
+        ]
     held = coverage(all_rows)
     ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
     ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)

@@ -329,6 +329,12 @@ def test_rows_far_off_are_most_of_the_kinds_that_are_named_only_where_there_are_
     assert found.endswith("and asp with 3 workers and 1 server (1 too slow).")
 
 
+def test_without_a_prediction_nothing_is_said_of_errors():
+    none = tuple(replace(p, held_out=math.nan, low=math.nan, high=math.nan) for p in CYCLES)
+    (said,) = verdict_sentences([replace(MADE, predictions=none)])
+    assert said.startswith("No cycle was predicted that was not fitted, so nothing is said")
+
+
 def test_a_single_cycle_has_no_order_that_could_be_within_reach():
     exact = tuple(replace(p, held_out=p.recorded) for p in CYCLES)
     one = replace(exact[0], split=LARGER)
