@@ -177,11 +177,19 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
             f"Recorded times are noisy: even an exact prediction would be within reach in {within} of the {len(exactly)} "
             "comparisons whose settings were recorded more than once."
         )
+    level, without = f"{LEVEL_PERCENT} %", mine.rows - held.rows
     if held.rows:
         share = held.inside / held.rows
         far = "beyond chance" if off_level(held) else "within chance"
-        level = f"{LEVEL_PERCENT} %"
-        said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
+        rest = f"; {without} {'other has' if without == 1 else 'others have'} no interval" * bool(without)
+        said.append(
+            f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}{rest}."
+        )
+    else:
+        said.append(
+            f"None of these {mine.rows} cycles has a {level} interval: the fits leave no degree of freedom. "
+            "Record more settings."
+        )
     return said
 
 

@@ -150,8 +150,8 @@ def _check_units(rows: Sequence[Row]) -> None:
         times = [getattr(row, name) / row.cycle_seconds for row in rows if getattr(row, name) > 0]
         if times and median(times) > _OTHER_UNITS:
             raise ValueError(
-                f"Cannot read {name}: it is {median(times):.0f} times as long as the cycle that it is a part of, in the median "
-                "over settings; give the moments of pushes (seconds) and the parts of cycles in one unit, seconds."
+                f"Cannot read {name}: it is {median(times):.0f} times as long as the cycle that it is a part of, in the "
+                "median; give the moments of pushes (seconds) and the parts of cycles in one unit, seconds."
             )
 
 

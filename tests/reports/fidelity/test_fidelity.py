@@ -335,6 +335,15 @@ def test_without_a_prediction_nothing_is_said_of_errors():
     assert said.startswith("No cycle was predicted that was not fitted, so nothing is said")
 
 
+def test_cycles_without_intervals_are_counted():
+    bare = tuple(replace(p, low=math.nan, high=math.nan) for p in CYCLES)
+    assert verdict_sentences([replace(MADE, predictions=bare)])[-1].startswith("None of these 5 cycles has a 90 %")
+    mixed = tuple(replace(p, low=0.9 * p.held_out, high=1.1 * p.held_out) for p in CYCLES[:3]) + bare[3:]
+    assert verdict_sentences([replace(MADE, predictions=mixed)])[-1].endswith("; 2 others have no interval.")
+    whole = tuple(replace(p, low=0.9 * p.held_out, high=1.1 * p.held_out) for p in CYCLES)
+    assert verdict_sentences([replace(MADE, predictions=whole)])[-1].endswith("of 90 %.")
+
+
 def test_a_single_cycle_has_no_order_that_could_be_within_reach():
     exact = tuple(replace(p, held_out=p.recorded) for p in CYCLES)
     one = replace(exact[0], split=LARGER)
