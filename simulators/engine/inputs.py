@@ -30,7 +30,7 @@ __all__ = [
     "EngineInputs",
     "RowPlacement",
     "Shards",
-    "Snapshots",
+    "SnapshotCosts",
     "build",
     "clocks_of_snapshots",
     "compute_times",
@@ -71,7 +71,7 @@ class Copies(NamedTuple):
     pull_overhead_seconds: Any  # [k] of a cycle's overhead, what a cycle without a pull saves
 
 
-class Snapshots(NamedTuple):
+class SnapshotCosts(NamedTuple):
     """Copies of the servers' state, which each server sends to another one, or out of the cluster if it is alone."""
 
     clocks: Any  # int32 scalar: pushes from one to the next
@@ -125,7 +125,7 @@ class EngineInputs(NamedTuple):
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] as above
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
     copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
-    snapshots: Any = ()  # `Snapshots`; (): none is taken
+    snapshots: Any = ()  # `SnapshotCosts`; (): none is taken
 
 
 class CycleCosts(NamedTuple):
@@ -347,7 +347,7 @@ def _transfers(
         part = np.array([share.get(name, 0.0) for name in names])
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
-        snapshots = Snapshots(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
+        snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
     return {
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),

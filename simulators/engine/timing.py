@@ -211,14 +211,15 @@ def _filled(inputs: EngineInputs, tokens: Array, drains: Array | NDArray[np.floa
     return jnp.clip(tokens - change, 0.0, inputs.bucket_bytes)
 
 
-def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array, Array]:
+def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array, Any]:
     """Progress per second of every worker's present phase, [k], 0 while waiting; tokens that every bucket loses, [k]; and
-    what every server sends of its snapshots, [k].
+    what every server sends of its snapshots, [k], () where none is taken.
 
     Bytes per second for a transfer, seconds per second for the rest.
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
-    nodes, drains, sending = pulling.shape[0], inputs.bucket_refill, jnp.zeros(0)
+    nodes, drains = pulling.shape[0], inputs.bucket_refill
+    sending: Any = ()
     weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones((2, nodes))
     if overlapping:
         capacity = inputs.capacity
