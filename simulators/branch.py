@@ -60,13 +60,14 @@ class JobContext:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and sets timers; leave one of them out.")
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
-        single = each_nic_counts(setting, self.conditions, self.workload)
+        single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
         check_links(
             self.cluster.discipline,
             self.cluster.control_queue,
             overlap=overlapping(setting),
             buckets=bool(self.conditions.buckets),
             tables=has_tables(self.workload),
+            snapshots=bool(self.cluster.snapshot_clocks),
         )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)

@@ -109,6 +109,13 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         "from the recording)",
     )
     command.add_argument(
+        "--snapshot-clocks",
+        type=whole(0),
+        metavar="N",
+        help="pushes from one snapshot of the servers to the next, which they send over their links, at least 4 per worker "
+        "(default: 0, none is taken)",
+    )
+    command.add_argument(
         "--cores", type=whole(1), default=0, metavar="N", help="cores per machine (default: most threads in the recording)"
     )
     command.add_argument(
@@ -130,7 +137,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     path, wanted = options.trace or (None, None)
-    recording, origin = read(path, options.source, wanted)
+    recording, origin = _recorded(path, options.source, wanted, options)
     program_cache.use()
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch, links=links_left_open(options))
@@ -167,7 +174,7 @@ def _fidelity(options: argparse.Namespace) -> int:
     named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
     checks: list[Check] = []
     for path, wanted, source in named:
-        recording, origin = read(path, source, wanted)
+        recording, origin = _recorded(path, source, wanted, options)
         with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
             given = initial_constants(recording, options)
             made = check(recording, given, origin, options.folds, watch, links_left_open(options))
@@ -178,6 +185,17 @@ def _fidelity(options: argparse.Namespace) -> int:
     _say(fidelity_table.text(checks))
     _say(f"The page: {fidelity_page.write(options.out, checks, findings)}")
     return 0
+
+
+def _recorded(
+    trace: Path | None, source: list[str] | None, wanted: Selection | None, options: argparse.Namespace
+) -> tuple[Recording, Provenance]:
+    """A recording and its origin, with snapshots of the servers as the options say."""
+    from simulators.calibration.recordings import with_snapshots
+
+    recording, origin = read(trace, source, wanted)
+    clocks = options.snapshot_clocks
+    return (recording if clocks is None else with_snapshots(recording, clocks)), origin
 
 
 def _text(file: Path) -> str:
@@ -196,8 +214,8 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     from simulators.calibration.recordings import joined
     from simulators.calibration.validation import Ablation, as_chosen, check_other, lacking
 
-    fitted = [read(path, None, wanted) for path, wanted in options.fit]
-    others = [read(path, None, wanted) for path, wanted in options.predict]
+    fitted = [_recorded(path, None, wanted, options) for path, wanted in options.fit]
+    others = [_recorded(path, None, wanted, options) for path, wanted in options.predict]
     # A trace is named by its digest in a joined recording, so that a row that is also to be predicted can be found.
     known = joined([(origin.digest[:12], recording) for recording, origin in fitted])
     origins = list(dict.fromkeys(origin.of for _, origin in fitted))

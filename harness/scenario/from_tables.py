@@ -97,7 +97,7 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    return Cluster(tuple(nodes), table.discipline, latency_seconds, table.control_queue)
+    return Cluster(tuple(nodes), table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
@@ -206,7 +206,14 @@ def check_engine(scenario: Scenario, space: Space) -> None:
     overlap, buckets = not set(start.workers).isdisjoint(start.servers), bool(scenario.conditions.buckets)
 
     def links() -> None:
-        check_links(cluster.discipline, cluster.control_queue, overlap=overlap, buckets=buckets, tables=tables)
+        check_links(
+            cluster.discipline,
+            cluster.control_queue,
+            overlap=overlap,
+            buckets=buckets,
+            tables=tables,
+            snapshots=bool(cluster.snapshot_clocks),
+        )
 
     def learning() -> None:
         if found is not None:

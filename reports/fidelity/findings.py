@@ -74,9 +74,11 @@ def covered(c: Coverage) -> str:
 
 
 def reached(e: Errors, held: Coverage) -> str:
-    """ "yes", or what is not within reach."""
+    """ "yes", or what is not within reach; a dash for one row, which has no order."""
     short = missed(e, held)
-    return f"not: {', '.join(short)}" if short else "yes"
+    if short:
+        return f"not: {', '.join(short)}"
+    return "-" if e.rows == 1 else "yes"
 
 
 def groups(made: Check) -> list[tuple[str, list[Prediction]]]:
@@ -145,16 +147,26 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
     if not every:
         return []
     found = [(errors(rows, FORMS[0].held_out), coverage(rows)) for *_, rows in every]
-    good = sum(not missed(e, Coverage(0, 0)) for e, _ in found)
+    # One row has no order.
+    judged = [e for e, _ in found if e.rows != 1]
+    good = sum(not missed(e, Coverage(0, 0)) for e in judged)
+    single = len(found) - len(judged)
     all_rows = [p for *_, rows in every for p in rows]
     mine = errors(all_rows, FORMS[0].held_out)
+    if not mine.rows:
+        return [
+            "No cycle was predicted that was not fitted, so nothing is said of the simulator's errors: record several "
+            "combinations of policy, workers and servers, or predict another recording with --fit and --predict."
+        ]
     held = coverage(all_rows)
     ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
     ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
     said = [
         *([f"The order of settings, which a tuner needs: tau is {' to '.join(ends)}."] if ranked else []),
-        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(every)} comparisons "
-        f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%}).",
+        f"The simulator's order, median and 95th percentile are within reach in {good} of {len(judged)} comparisons "
+        f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%})."
+        + f" Not counted: {single} of a single cycle, which has no order."
+        * bool(single),
         f"Over all {mine.rows} cycles that were not fitted, it is off by {percent(mine.median)} in the median and "
         f"{percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]
@@ -165,11 +177,19 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
             f"Recorded times are noisy: even an exact prediction would be within reach in {within} of the {len(exactly)} "
             "comparisons whose settings were recorded more than once."
         )
+    level, without = f"{LEVEL_PERCENT} %", mine.rows - held.rows
     if held.rows:
         share = held.inside / held.rows
         far = "beyond chance" if off_level(held) else "within chance"
-        level = f"{LEVEL_PERCENT} %"
-        said.append(f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}.")
+        rest = f"; {without} {'other has' if without == 1 else 'others have'} no interval" * bool(without)
+        said.append(
+            f"{share:.0%} of {held.rows} recorded cycles are within their {level} intervals, {far} of {level}{rest}."
+        )
+    else:
+        said.append(
+            f"None of these {mine.rows} cycles has a {level} interval: the fits leave no degree of freedom. "
+            "Record more settings."
+        )
     return said
 
 
@@ -239,7 +259,16 @@ def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
         f"{policy} with {workers} worker{'s' * (workers > 1)} and {servers} server{'s' * (servers > 1)} ({count} too {how})"
         for (policy, workers, servers, how), count in kinds
     ]
-    return [f"{len(far)} of {len(off)} rows are more than {P95:.0%} off: most are of {', '.join(each)}."] if far else []
+    if not far:
+        return []
+    named = sum(count for _, count in kinds)
+    # The few kinds that are named may be all rows, most of them, or the first ones of many.
+    which = "" if named == len(far) else "most are of " if 2 * named > len(far) else "among them "
+    return [f"{len(far)} of {len(off)} rows {_is(len(far))} more than {P95:.0%} off: {which}{_listed(each)}."]
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def limits_of(made: Check) -> list[str]:

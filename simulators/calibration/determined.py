@@ -11,6 +11,7 @@ from simulators.calibration.model import Constants, Row
 __all__ = ["clearly_less", "field_of", "fit_determined", "fittable"]
 
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
+_ANY = 1e3  # an interval that is wider either way tells nothing
 _NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
 
 # The measurement that would determine each constant, in the order in which uncertain constants are dropped.
@@ -27,7 +28,7 @@ _MEASUREMENTS: dict[str, str] = {
     "apply_seconds": "the same job on one server with few and with many workers",
     "transfer": "iterations with seconds of pulls and pushes, or runs with and without barriers on one and more servers",
     "fixed_seconds": "two batch sizes at least, or two counts of threads",
-    "sample_seconds": "runs of at least one worker",
+    "sample_seconds": "mini-batches so large that computing takes a good part of a cycle",
 }
 
 
@@ -135,5 +136,7 @@ def _why_uncertain(solved: TimesSolution, name: str, error: float) -> str:
     if name in SHARES:
         return f"it lies anywhere from 0 to 1: record {_measurement(name)}"
     span = math.exp(min(1.96 * error, 50.0))
+    if span > _ANY:
+        return f"recorded times hardly depend on it: record {_measurement(name)}"
     value = getattr(solved.constants, name)
     return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_measurement(name)}"

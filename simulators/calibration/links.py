@@ -78,7 +78,8 @@ class SharingChoice:
 def choose(
     rows: Mapping[str, Sequence[Row]], given: Mapping[str, Constants], forms: Sequence[Sharing], without: Sequence[str] = ()
 ) -> SharingChoice | None:
-    """The form with the least error over all workloads; None where no parts of cycles were timed in any of them.
+    """The form with the least error over all workloads; None where in none of them parts of cycles were timed, of more than
+    one combination: of one, nothing is left when it is left out.
 
     Rows and initial constants are by workload; constants in `without` stay as given. It costs an engine's pass over the
     settings for each further form, twice, beside one fit of the first form.
@@ -108,6 +109,8 @@ def _costs(
     rows = comparable(rows)
     free, refused = fittable(rows, given, without)
     if not any(row.has_parts for row in rows) or not (given.model_bytes or "model_bytes" in free):
+        return None
+    if len({row.combination for row in rows}) < 2:
         return None
     first, _ = fit_determined(TimesProblem(rows, forms[0].put_into(given)), free, refused)
     solved = [first]

@@ -95,6 +95,8 @@ class Row:
     error: float = 0.0  # relative standard error of `cycle_seconds`, by how cycles vary within runs; 0: not known
     all_seconds: float = math.nan  # from the first to the last push under the setting, warm-up included
     all_pushes: int = 0  # number of pushes in `all_seconds`
+    snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, as in `Cluster`; 0: none was taken
+    cycle_snapshot_clocks: int = 0  # the same, of the pushes that `cycle_seconds` is a mean over, which may be few
     machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
 
     @property
@@ -267,6 +269,7 @@ class Constants:
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
     control_queue: float = 0.0  # as in `Cluster`
     sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
+    snapshots: bool = True  # servers send them, as recorded; otherwise none is taken
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
 
     def overhead_seconds(self, row: Row) -> float:
@@ -303,7 +306,8 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     each = list(zip((*speeds, *(1.0,) * spare), nics, strict=True))
     kinds = {(s, n): node_type(constants, speed=s, nic=n) for s, n in dict.fromkeys(each)}
     nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
-    return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue)
+    clocks = row.snapshot_clocks if constants.snapshots else 0
+    return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue, clocks)
 
 
 @cache
@@ -362,6 +366,7 @@ def simulated(constants: Constants, row: Row, seeds: int = SEEDS) -> Estimate:
     to bring its standard error to `_PRECISE`, at most `seeds`. nan if the engine completes no push.
     """
 
+    row = replace(row, snapshot_clocks=row.cycle_snapshot_clocks)
     warm_up = _WARM_UP * row.workers
     clocks = max(_CYCLES, -(-_PUSHES // row.workers)) * row.workers
 

@@ -60,7 +60,9 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
         costs |= _restarts(recording.restart_seconds)
     # Constants are valid only for the network discipline under which they were fitted, so the file has exactly one.
     (shared,) = {(fit.constants.discipline, fit.constants.control_queue) for fit in fits.values()}
-    lines += _table("cluster", {"discipline": shared[0]} | ({"control_queue": shared[1]} if shared[1] else {}))
+    clocks = min((row.snapshot_clocks for row in recording.rows), default=0)
+    optional = {"control_queue": shared[1], "snapshot_clocks": clocks}
+    lines += _table("cluster", {"discipline": shared[0]} | {name: value for name, value in optional.items() if value})
     choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
     lines += _table("costs", costs)

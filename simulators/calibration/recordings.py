@@ -27,13 +27,15 @@ from traces.schema import setting_from
 from tuners.actions import Setting
 from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
 
-__all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of"]
+__all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of", "with_snapshots"]
 
 _SYNCHRONOUS = ("bsp",)
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
+_FEW_SNAPSHOTS = 5  # within a row's pushes, up to which it matters how many they were
 _FEWEST = 3  # a segment with fewer cycles per worker gives no row
 _STEADY = 3  # mini-batches of every worker, over which the mean time of a step hardly varies
 _LONG = 100.0  # seconds of a cycle from which it is asked whether these are milliseconds; real ones take up to a minute
+_OTHER_UNITS = 30.0  # a part of a cycle over the cycle, from which their units must differ
 _OVERLAP = 1.1  # parts of a cycle over the cycle, from which they do not fit into it
 _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sleep, not jitter
 _RARE = 0.002  # a smaller share of such times is ignored
@@ -98,7 +100,8 @@ class Recording:
 def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Selection = EVERYTHING) -> Recording:
     """The recording in a trace's tables; `source` is the name of its origin. Only `wanted` runs and settings are read.
 
-    Raises ValueError for a source whose counts of iterations do not match its seconds.
+    Raises ValueError for a source whose counts of iterations do not match its seconds, and where the parts of a cycle have
+    other units than the cycle.
     """
     if source in _NO_RATES:
         raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
@@ -124,6 +127,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
     timed_rows = [row for row in rows if row.cycle_seconds > 0]
+    _check_units(timed_rows)
     if longer := sum(_parts_seconds(row) > _OVERLAP * row.cycle_seconds for row in timed_rows):
         caveats.append(
             f"in {longer} settings the parts of a cycle take longer than the cycle: the simulator's do not overlap; or have "
@@ -138,6 +142,17 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(timed_rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+
+
+def _check_units(rows: Sequence[Row]) -> None:
+    """Raise ValueError where most cycles have a part that takes many times as long as the cycle that it is a part of."""
+    for name in _PARTS[:3]:
+        times = [getattr(row, name) / row.cycle_seconds for row in rows if getattr(row, name) > 0]
+        if times and median(times) > _OTHER_UNITS:
+            raise ValueError(
+                f"Cannot read {name}: it is {median(times):.0f} times as long as the cycle that it is a part of, in the "
+                "median; give the moments of pushes (seconds) and the parts of cycles in one unit, seconds."
+            )
 
 
 def _parts_seconds(row: Row) -> float:
@@ -184,6 +199,26 @@ def with_links_of(recording: Recording, known: Recording) -> Recording:
         return replace(row, nics=tuple(nic * own / usual for nic in row.nics or (1.0,) * machines))
 
     return replace(recording, rows=tuple(map(scaled, recording.rows)), nic_bytes_per_second=usual)
+
+
+def with_snapshots(recording: Recording, clocks: int) -> Recording:
+    """The recording as one in which servers took a snapshot after so many `clocks`, counted from the beginning of each
+    setting, and at least 4 of each worker; 0: none.
+
+    Few of them fall into the pushes of a short row, or none: then the row has the mean distance of these.
+    """
+
+    def told(row: Row) -> Row:
+        apart = max(clocks, 4 * row.workers) if clocks else 0
+        of_cycles = apart
+        if apart and row.pushes <= _FEW_SNAPSHOTS * apart:
+            every = max(row.all_pushes, row.pushes)
+            # One that begins with the last push is in no cycle that was recorded.
+            within = (every - 1) // apart - (every - row.pushes - 1) // apart
+            of_cycles = max(round(row.pushes / within), 4 * row.workers) if within else 0
+        return replace(row, snapshot_clocks=apart, cycle_snapshot_clocks=of_cycles)
+
+    return replace(recording, rows=tuple(map(told, recording.rows)))
 
 
 def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:

@@ -298,6 +298,8 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
     }
     if any(r.sleeps for r in rows):
         parts["how stragglers' sleeps vary"] = lambda c: replace(c, sleeps_vary=False)
+    if any(r.snapshot_clocks for r in rows):
+        parts["snapshots of the servers"] = lambda c: replace(c, snapshots=False)
     made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
     found = {part: less for part, less in made.items() if less.given != dict(given)}
     return found | {
@@ -408,7 +410,7 @@ def _predictions(
 
 def _same(row: Row) -> Row:
     """Equal for runs of one setting on the same links. Speeds and sleeps are measured in each run."""
-    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0)
+    return replace(row.setting_only(), speeds=(), sleeps=(), machines=0, snapshot_clocks=0, cycle_snapshot_clocks=0)
 
 
 def _completes(row: Row) -> bool:

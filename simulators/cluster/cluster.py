@@ -18,6 +18,7 @@ class Cluster:
     discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"  # uneven: as over TCP, pulls by lot, pushes as they arrive
     latency_seconds: float = 0.0  # one way, once per pull and per push
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
+    snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]
@@ -29,3 +30,5 @@ class Cluster:
             raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")
         if not 0 <= self.control_queue <= 1:
             raise ValueError(f"Cannot use control_queue = {self.control_queue}: it is a share, from 0 to 1.")
+        if self.snapshot_clocks < 0:
+            raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")

@@ -17,6 +17,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
+from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, Target
 from tuners.settings import OF_PULLS, OF_REPLICAS
@@ -29,7 +30,9 @@ __all__ = [
     "EngineInputs",
     "RowPlacement",
     "Shards",
+    "SnapshotCosts",
     "build",
+    "clocks_of_snapshots",
     "compute_times",
     "cycle_costs",
     "each_nic_counts",
@@ -66,6 +69,15 @@ class Copies(NamedTuple):
 
     clocks: Any  # int32 scalar: mini-batches on one copy
     pull_overhead_seconds: Any  # [k] of a cycle's overhead, what a cycle without a pull saves
+
+
+class SnapshotCosts(NamedTuple):
+    """Copies of the servers' state, which each server sends to another one, or out of the cluster if it is alone."""
+
+    clocks: Any  # int32 scalar: pushes from one to the next
+    bytes: Any  # [k] that each node sends of one
+    usage: Any  # [k, r] resources per byte of them
+    weights: Any  # [k] of their rates beside those of pulls and pushes
 
 
 class EngineInputs(NamedTuple):
@@ -113,6 +125,7 @@ class EngineInputs(NamedTuple):
     outer_momentum: Array = _NOTHING  # float32 [1]; [0] as above
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
     copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
+    snapshots: Any = ()  # `SnapshotCosts`; (): none is taken
 
 
 class CycleCosts(NamedTuple):
@@ -192,10 +205,16 @@ def overlapping(setting: Setting) -> bool:
     return bool(set(setting.workers) & set(setting.servers))
 
 
-def each_nic_counts(setting: Setting, conditions: Conditions, workload: Workload) -> bool:
-    """Whether each NIC is a resource of its own (roles overlap, there are token buckets, or each mini-batch touches other
-    rows of embedding tables), or all servers are one."""
-    return overlapping(setting) or bool(conditions.buckets) or has_tables(workload)
+def each_nic_counts(cluster: Cluster, setting: Setting, conditions: Conditions, workload: Workload) -> bool:
+    """Whether each NIC is a resource of its own (roles overlap, there are token buckets, servers send snapshots, or each
+    mini-batch touches other rows of embedding tables), or all servers are one."""
+    return overlapping(setting) or bool(conditions.buckets or cluster.snapshot_clocks) or has_tables(workload)
+
+
+def clocks_of_snapshots(cluster: Cluster, setting: Setting) -> int:
+    """Pushes from one snapshot to the next; 0: none is taken. More workers push more often, so it is at least 4 of each, as
+    in live jobs."""
+    return max(cluster.snapshot_clocks, 4 * len(setting.workers)) if cluster.snapshot_clocks else 0
 
 
 def has_tables(workload: Workload) -> bool:
@@ -283,7 +302,7 @@ def build(
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, straggling(conditions, names, rng), rng),
-        **_transfers(nodes, workload, setting, conditions, costs, effects),
+        **_transfers(cluster, workload, setting, conditions, costs, effects),
         control_queue=np.full(int(cluster.control_queue > 0), cluster.control_queue),
         samples=parts.samples,
         shard_start=parts.start,
@@ -293,7 +312,9 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
+    snapshots = numbers.pop("snapshots")
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
+    arrays["snapshots"] = snapshots
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
         arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
@@ -306,7 +327,7 @@ def build(
 
 
 def _transfers(
-    nodes: tuple[tuple[str, NodeType], ...],
+    cluster: Cluster,
     workload: Workload,
     setting: Setting,
     conditions: Conditions,
@@ -314,9 +335,19 @@ def _transfers(
     effects: Effects,
 ) -> dict[str, Any]:
     """What pulls and pushes move, over which links, and how long servers apply a push."""
-    usage, capacity = np.zeros((2 * len(nodes), 0)), np.zeros(0)
-    if each_nic_counts(setting, conditions, workload):
+    nodes = cluster.nodes
+    k, names = len(nodes), tuple(name for name, _ in nodes)
+    usage, capacity = np.zeros((2 * k, 0)), np.zeros(0)
+    if each_nic_counts(cluster, setting, conditions, workload):
         usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
+    snapshots: Any = ()
+    if cluster.snapshot_clocks:
+        share = dict(zip(setting.servers, setting.shares()[1], strict=True))
+        size = workload.demand.model_bytes * (1 + slots(workload.optimizer) + (workload.aggregation != "each"))
+        part = np.array([share.get(name, 0.0) for name in names])
+        # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
+        weights = np.where(part > 0, part, 1.0)
+        snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
     return {
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),
@@ -326,11 +357,12 @@ def _transfers(
         "nic_levels": costs.nic if effects.out or effects.into else np.unique(costs.nic),
         "serve_out": np.float64(costs.serve_out),
         "serve_in": np.float64(costs.serve_in),
-        "usage": usage,
+        "usage": usage[: 2 * k],
         "capacity": capacity,
-        **_buckets(conditions, tuple(name for name, _ in nodes), effects.out),
+        **_buckets(conditions, names, effects.out),
         "apply_seconds": np.float64(costs.apply_seconds),
         "blocked_until_seconds": np.float64(effects.blocked_until_seconds),
+        "snapshots": snapshots,
     }
 
 
@@ -503,7 +535,8 @@ def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], 
 def _usage(
     nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects, *, whole: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What a byte of each node's pull (rows 0..k-1) and push (k..2k-1) puts on every NIC and server process.
+    """What a byte of each node's pull (rows 0..k-1), push (k..2k-1) and snapshot (2k..3k-1) puts on every NIC and server
+    process. A server sends its snapshot to the next server; if there is no other one, it leaves the cluster.
 
     Resources, k each: a node's NIC out, its NIC in, its server's pulls, its server's pushes. What a node moves to
     itself crosses no NIC.
@@ -511,7 +544,7 @@ def _usage(
     k = len(nodes)
     pulled, pushed = _shares_of_servers(setting, effects)
     nic_out, nic_into = _left(nodes, effects.out), _left(nodes, effects.into)
-    usage = np.zeros((2 * k, 4 * k))
+    usage, names = np.zeros((3 * k, 4 * k)), [name for name, _ in nodes]
     out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
     for j, (server, _) in enumerate(nodes):
         pull, push = pulled.get(server, 0.0), pushed.get(server, 0.0)
@@ -523,6 +556,11 @@ def _usage(
                 usage[i, out[j]] += pull
                 usage[k + i, out[i]] += push
                 usage[k + i, into[j]] += push
+    for server, backup in zip(setting.servers, (*setting.servers[1:], *setting.servers[:1]), strict=True):
+        i, j = names.index(server), names.index(backup)
+        usage[2 * k + i, [out[i], pulls[i]]] = 1.0
+        if i != j:
+            usage[2 * k + i, [into[j], pushes[j]]] = 1.0
     service = [kind.service_bytes_per_second for _, kind in nodes]
     capacity = np.array([*(nic_out[n] for n, _ in nodes), *(nic_into[n] for n, _ in nodes), *service, *service])
     # A server process without a limit of its own is no resource. With `whole`, all of them are, or none.

@@ -14,15 +14,20 @@ REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-def check_links(discipline: str, control_queue: float, *, overlap: bool, buckets: bool, tables: bool) -> None:
+def check_links(
+    discipline: str, control_queue: float, *, overlap: bool, buckets: bool, tables: bool, snapshots: bool
+) -> None:
     """Raise Rejected where transfers cannot share their links by that discipline: nodes `overlap` if some are workers and
-    servers, `buckets` limit what they send, and mini-batches touch rows of embedding `tables`."""
-    if discipline == "fifo" and (overlap or buckets or tables):
-        where = "a node is worker and server" if overlap else "a node has a token bucket"
+    servers, `buckets` limit what they send, servers send `snapshots`, and mini-batches touch rows of embedding `tables`."""
+    if discipline == "fifo" and (overlap or buckets or tables or snapshots):
+        where = "servers send snapshots" if snapshots else "a node has a token bucket"
+        where = "a node is worker and server" if overlap else where
         where = "mini-batches touch rows of embedding tables" if tables else where
         raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
     if control_queue and tables:
         raise Rejected("Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0.")
+    if snapshots and tables:
+        raise Rejected("Cannot send snapshots where mini-batches touch rows of embedding tables: set snapshot_clocks to 0.")
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

@@ -374,6 +374,8 @@ def _settle(
         row=_record(clock, push),
     )
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
+    if inputs.snapshots:
+        clock = clock._replace(flight=timing.with_snapshot(inputs, clock.flight, pushed))
     clock = clock._replace(
         clocks=clocks,
         # Under `vmap`, looking up one worker per lane is slower than drawing for all.
@@ -507,7 +509,7 @@ def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any)
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
         seconds=jnp.zeros(()),
-        flight=timing.all_waiting(nodes, jnp.asarray(inputs.bucket_bytes)),
+        flight=timing.all_waiting(nodes, jnp.asarray(inputs.bucket_bytes), snapshots=bool(inputs.snapshots)),
         clocks=none,
         drawn=none,
         pushes=zero,
@@ -542,7 +544,7 @@ def launch(
     """
     # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
     # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
-    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE)
+    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE, snapshots=())
     freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
     together = learning.pull_together(program.model, inputs.active, release)
     launched: State = _launch(program.model, data, alike, freed, release, offsets, together=together)
@@ -662,7 +664,7 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     state = caches_cleared(state)
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
-    flight = timing.all_waiting(clock.clocks.shape[0], tokens, now)
+    flight = timing.all_waiting(clock.clocks.shape[0], tokens, now, snapshots=bool(inputs.snapshots))
     return state._replace(clock=clock._replace(seconds=cast(Any, np.float64(now)), flight=flight))
 
 

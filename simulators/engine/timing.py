@@ -38,6 +38,7 @@ __all__ = [
     "shifted",
     "spans",
     "to_next_push",
+    "with_snapshot",
 ]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY, REQUEST = range(6)
@@ -59,10 +60,12 @@ class Flight(NamedTuple):
     server_free_seconds: Array  # scalar: when the apply queue will be empty
     tokens: Array  # [k] in each node's bucket; [0] where no node has one
     late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] as above
+    copying: Any = ()  # [k] bytes that each server has yet to send of its snapshots; () where none is taken
+    uncopied: Any = ()  # int32 scalar: pushes since the last snapshot; () as above
 
 
-def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
-    """No worker has begun anything; all wait since `now`."""
+def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool = False) -> Flight:
+    """No worker has begun anything, and no server takes a snapshot; all wait since `now`."""
     zeros: Any = np.zeros(nodes)  # of NumPy, because JAX would compile each outside of a program
     none: Any = np.zeros(nodes, np.int32)
     since: Any = np.full((5, nodes), now, np.float64)
@@ -77,6 +80,8 @@ def all_waiting(nodes: int, tokens: Array, now: float = 0.0) -> Flight:
         server_free_seconds=cast(Any, np.float64(now)),
         tokens=tokens,
         late_bytes=cast(Any, np.zeros(len(tokens))),
+        copying=zeros if snapshots else (),
+        uncopied=np.int32(0) if snapshots else (),
     )
 
 
@@ -93,16 +98,17 @@ def to_next_push(
 ) -> tuple[Array, Flight, Array, Array]:
     """Events up to and including the next completed push, none later than `until_seconds`.
 
-    A bucket that runs empty is an event, too, which belongs to no worker, because rates change with it.
+    A bucket that runs empty is an event, too, and so is the end of a server's snapshot. Both belong to no worker, but rates
+    change with them.
 
     Returns (seconds of the last event, flight after it, the worker that pushed, whether there was a push).
     """
     rates_now = partial(_rates, inputs, discipline=discipline, overlapping=overlapping)
-    limited = inputs.bucket_bytes.shape[0] > 0
+    limited, copies = inputs.bucket_bytes.shape[0] > 0, bool(inputs.snapshots)
 
     def event(turn: _Turn) -> _Turn:
         seconds, flight = turn.seconds, turn.flight
-        rates, drains = rates_now(flight)
+        rates, drains, sending = rates_now(flight)
         left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
         left = jnp.where(flight.phase == WAIT, jnp.inf, left)
         worker = _first_least(left)  # of equals the first: this is how ties are broken
@@ -111,6 +117,10 @@ def to_next_push(
             lasting = jnp.where((flight.tokens > 0) & (drains > 0), flight.tokens / drains, jnp.inf)
             emptied = jnp.min(lasting) < elapsed
             elapsed = jnp.minimum(jnp.min(lasting), elapsed)
+        if copies:
+            copied = jnp.where(flight.copying > 0, flight.copying / jnp.where(flight.copying > 0, sending, 1.0), jnp.inf)
+            sent = jnp.min(copied) < elapsed
+            elapsed = jnp.minimum(jnp.min(copied), elapsed)
         now = seconds + elapsed
         due = (now <= until_seconds) & jnp.isfinite(now)  # if all wait, `now` is infinite
         # What ends at the same moment gets exactly 0 left. Otherwise a rest of rounding would become an event of its own,
@@ -127,6 +137,10 @@ def to_next_push(
                 tokens=jnp.where(due, kept, flight.tokens), late_bytes=jnp.where(due, late, flight.late_bytes)
             )
             ends = due & ~emptied  # no worker's phase ends when a bucket empties; the next turn computes rates anew
+        if copies:
+            rest = jnp.where(seconds + copied <= now, 0.0, jnp.maximum(flight.copying - sending * elapsed, 0.0))
+            moved = moved._replace(copying=jnp.where(due, rest, flight.copying))
+            ends = ends & ~sent
         flight, pushed = _next_phase(inputs, moved, worker, now, ends)
         return _Turn(jnp.where(due, now, seconds), flight, worker, pushed, ~due)
 
@@ -156,8 +170,10 @@ def catch_up(
     inputs: EngineInputs, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool
 ) -> Flight:
     """Progress of all workers from the last event (at `seconds`) to `now`, with no event between: before inputs change."""
-    rates, drains = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
+    rates, drains, sending = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
     remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
+    if inputs.snapshots:
+        flight = flight._replace(copying=jnp.maximum(flight.copying - sending * (now - seconds), 0.0))
     if not len(inputs.bucket_bytes):
         return flight._replace(remaining=remaining)
     late = flight.late_bytes + _late_bytes(inputs, flight.tokens, drains, now - seconds)
@@ -195,13 +211,15 @@ def _filled(inputs: EngineInputs, tokens: Array, drains: Array | NDArray[np.floa
     return jnp.clip(tokens - change, 0.0, inputs.bucket_bytes)
 
 
-def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array]:
-    """Progress per second of every worker's present phase, [k], 0 while waiting; and tokens that every bucket loses, [k].
+def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array, Any]:
+    """Progress per second of every worker's present phase, [k], 0 while waiting; tokens that every bucket loses, [k]; and
+    what every server sends of its snapshots, [k], () where none is taken.
 
     Bytes per second for a transfer, seconds per second for the rest.
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
     nodes, drains = pulling.shape[0], inputs.bucket_refill
+    sending: Any = ()
     weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones((2, nodes))
     if overlapping:
         capacity = inputs.capacity
@@ -209,10 +227,17 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
             sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
             capacity = capacity.at[:nodes].set(sending)
-        both = network.maxmin(inputs.usage, capacity, jnp.concatenate([pulling, pushing]), weights.reshape(-1))
-        pull, push = both[:nodes], both[nodes:]
+        usage, moving, each = inputs.usage, jnp.concatenate([pulling, pushing]), weights.reshape(-1)
+        if inputs.snapshots:
+            usage = jnp.concatenate([usage, inputs.snapshots.usage])
+            moving = jnp.concatenate([moving, flight.copying > 0])
+            each = jnp.concatenate([each, inputs.snapshots.weights])
+        both = network.maxmin(usage, capacity, moving, each)
+        pull, push = both[:nodes], both[nodes : 2 * nodes]
+        if inputs.snapshots:
+            sending = both[2 * nodes :]
         if len(inputs.bucket_bytes):
-            drains = both @ inputs.usage[:, :nodes] + inputs.bucket_taken - inputs.bucket_refill
+            drains = both @ usage[:, :nodes] + inputs.bucket_taken - inputs.bucket_refill
             # A node that sends as fast as its bucket is refilled neither gains nor loses. Rounding would make it "run
             # empty" again and again: events without end at one instant.
             drains = jnp.where(jnp.abs(drains) <= _ROUNDING * inputs.bucket_refill, 0.0, drains)
@@ -228,7 +253,7 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     timed = flight.phase == APPLY
     if len(inputs.control_queue):
         timed = timed | (flight.phase == REQUEST)
-    return pull + push + computing + timed, drains
+    return pull + push + computing + timed, drains, sending
 
 
 def _weights(inputs: EngineInputs, flight: Flight) -> Array:
@@ -315,6 +340,15 @@ def begin_cycles(
         arrival=begin(flight.arrivals + workers, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )
+
+
+def with_snapshot(inputs: EngineInputs, flight: Flight, pushed: Array) -> Flight:
+    """The flight after a push, if it is `pushed`: every so many of them, all servers begin to send a snapshot. As in live
+    jobs, it takes twice as many while another snapshot is on its way."""
+    uncopied = flight.uncopied + pushed
+    due = pushed & (uncopied >= inputs.snapshots.clocks * (1 + jnp.any(flight.copying > 0)))
+    copying = flight.copying + jnp.where(due, inputs.snapshots.bytes, 0.0)
+    return flight._replace(copying=copying, uncopied=jnp.where(due, 0, uncopied).astype(jnp.int32))
 
 
 def _queued_seconds(inputs: EngineInputs, flight: Flight, now: Array) -> Array:

@@ -16,22 +16,22 @@ WAIT, REQUEST, PULL, COMPUTE, PUSH, APPLY = "wait", "request", "pull", "compute"
 # -------------------------------------------------------------------------------------------------------------- network
 
 
-def progressive_filling(flows, capacity):
-    """Max-min fair rates: raise all alike; a flow stops where one of its resources is full.
+def progressive_filling(flows, capacity, weights=None):
+    """Max-min fair rates: raise all in proportion to `weights` (default 1); a flow stops where one of its resources is full.
 
     `flows` maps a name to {resource: bytes there per byte of the flow}, `capacity` a resource to bytes per second.
     """
-    rates = dict.fromkeys(flows, 0.0)
+    rates, weights = dict.fromkeys(flows, 0.0), weights or {}
     free = dict(capacity)
     rising = {f for f, uses in flows.items() if any(u > 0 for u in uses.values())}
     for f in set(flows) - rising:
         rates[f] = math.inf
     while rising:
-        demand = {r: sum(flows[f].get(r, 0.0) for f in sorted(rising)) for r in free}
+        demand = {r: sum(weights.get(f, 1.0) * flows[f].get(r, 0.0) for f in sorted(rising)) for r in free}
         tight = {r: free[r] / demand[r] for r in free if demand[r] > 0}
         grow = min(tight.values())
         for f in rising:
-            rates[f] += grow
+            rates[f] += grow * weights.get(f, 1.0)
         for r in free:
             free[r] = max(free[r] - grow * demand[r], 0.0)
         full = {r for r, headroom in tight.items() if headroom <= grow * (1 + 1e-12)}
@@ -146,6 +146,8 @@ class Oracle:
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
         self.control_queue = cluster.control_queue
+        self.snapshot_clocks = max(cluster.snapshot_clocks, 4 * len(setting.workers)) if cluster.snapshot_clocks else 0
+        self.copying, self.uncopied = {}, 0  # bytes that each server has yet to send; pushes since the last snapshot
         self.policy, self.model = policy, model
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
@@ -243,6 +245,7 @@ class Oracle:
             (w for w, s in self.workers.items() if s.phase in (PULL, PUSH)), key=lambda w: self.workers[w].arrival
         )
         flows = {w: self._uses(w, self.workers[w].phase == PULL) for w in moving}
+        flows |= {f"snapshot of {server}": self._copy_uses(server) for server in self.copying}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
         for n, bucket in self.buckets.items():
@@ -250,14 +253,31 @@ class Oracle:
                 capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
-        fill = first_come if self.discipline == "fifo" else progressive_filling
-        moves = fill(flows, capacity)
+        weights = {f"snapshot of {server}": self.share[server] for server in self.copying}
+        fifo = self.discipline == "fifo"
+        moves = first_come(flows, capacity) if fifo else progressive_filling(flows, capacity, weights)
         drains = {}
         for n, bucket in self.buckets.items():
             sent = math.fsum(moves[w] * uses.get(("nic", "out", n), 0.0) for w, uses in flows.items())
             even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
             drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
         return rates | moves, drains
+
+    def _copy_uses(self, server):
+        """What one byte of a server's snapshot puts on NICs and processes, its own and those of the next server, if any."""
+        servers = list(self.share)
+        backup = servers[(servers.index(server) + 1) % len(servers)]
+        uses = {("nic", "out", server): 1.0, ("server", PULL, server): 1.0}
+        return uses if backup == server else uses | {("nic", "in", backup): 1.0, ("server", PUSH, backup): 1.0}
+
+    def _snapshot(self):
+        """Count a push; every so many of them, twice as many while servers still send, all of them begin to send a copy."""
+        self.uncopied += 1
+        if self.snapshot_clocks and self.uncopied >= self.snapshot_clocks * (2 if self.copying else 1):
+            vectors = 1 + {"sgd": 0, "momentum": 1, "adarevision": 3}[self.workload.optimizer]
+            size = self.workload.demand.model_bytes * (vectors + (self.workload.aggregation != "each"))
+            self.copying = {s: self.copying.get(s, 0.0) + part * size for s, part in self.share.items() if part}
+            self.uncopied = 0
 
     def _uses(self, worker, pulls):
         """What one byte of a transfer puts on every NIC and server process."""
@@ -282,9 +302,16 @@ class Oracle:
             emptied = lasting and min(lasting.values()) < elapsed
             if emptied:
                 elapsed = min(lasting.values())
+            copied = {s: left / rates[f"snapshot of {s}"] for s, left in self.copying.items()}
+            sent = copied and min(copied.values()) < elapsed
+            if sent:
+                elapsed, emptied = min(copied.values()), False
             change = self.changes and self.changes[0][0] < self.now + elapsed
             if change:
-                elapsed, emptied = self.changes[0][0] - self.now, False
+                elapsed, emptied, sent = self.changes[0][0] - self.now, False, False
+            self.copying = {
+                s: left - rates[f"snapshot of {s}"] * elapsed for s, left in self.copying.items() if copied[s] > elapsed
+            }
             for n, bucket in self.buckets.items():
                 left = min(max(self.tokens[n] - drains[n] * elapsed, 0.0), bucket.capacity_bytes)
                 self.tokens[n] = 0.0 if emptied and lasting.get(n) == elapsed else left
@@ -296,7 +323,7 @@ class Oracle:
             if change:
                 _, node, factor = self.changes.pop(0)
                 self.slow[node] *= factor
-            elif not emptied:
+            elif not (emptied or sent):
                 self.workers[worker].left = 0.0
                 self._next(worker)
         return self
@@ -374,6 +401,7 @@ class Oracle:
             "loss": loss,
         }
         self.rows.append(row)
+        self._snapshot()
         counts = {w: sum(r["worker"] == self.names.index(w) for r in self.rows) for w in self.workers}
         waiting = [w for w, s in self.workers.items() if s.phase == WAIT]
         release, step = self.policy.decide(name, counts, waiting, self.now)

@@ -15,7 +15,7 @@ from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings,
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
 from reports.fidelity.fidelity_table import text as terminal_text
-from reports.fidelity.findings import misses
+from reports.fidelity.findings import misses, verdict_sentences
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -308,13 +308,58 @@ def test_cycles_are_drawn_with_their_intervals_and_over_what_the_setting_is():
         assert label in text
 
 
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ([1, 1, 1], "3 of 3 rows are more than 15% off: asp with 1 worker and 1 server (1 too slow), asp with 2"),
+        ([2, 1, 1, 1], "5 of 5 rows are more than 15% off: most are of asp with 1 worker and 1 server (2 too slow), asp"),
+        ([1] * 6, "6 of 6 rows are more than 15% off: among them asp with 1 worker and 1 server (1 too slow), asp with 2"),
+    ],
+)
+def test_rows_far_off_are_most_of_the_kinds_that_are_named_only_where_there_are_others(kinds, said):
+    """So many rows far off are of each number of workers; three kinds are named."""
+    base = CYCLES[0]
+    rows = [
+        replace(base, workers=w, held_out=1.2 * base.recorded, run=f"{w}, {i}")
+        for w, count in enumerate(kinds, 1)
+        for i in range(count)
+    ]
+    (found,) = misses(replace(MADE, predictions=tuple(rows)))
+    assert said in found
+    assert found.endswith("and asp with 3 workers and 1 server (1 too slow).")
+
+
+def test_without_a_prediction_nothing_is_said_of_errors():
+    none = tuple(replace(p, held_out=math.nan, low=math.nan, high=math.nan) for p in CYCLES)
+    (said,) = verdict_sentences([replace(MADE, predictions=none)])
+    assert said.startswith("No cycle was predicted that was not fitted, so nothing is said")
+
+
+def test_cycles_without_intervals_are_counted():
+    bare = tuple(replace(p, low=math.nan, high=math.nan) for p in CYCLES)
+    assert verdict_sentences([replace(MADE, predictions=bare)])[-1].startswith("None of these 5 cycles has a 90 %")
+    mixed = tuple(replace(p, low=0.9 * p.held_out, high=1.1 * p.held_out) for p in CYCLES[:3]) + bare[3:]
+    assert verdict_sentences([replace(MADE, predictions=mixed)])[-1].endswith("; 2 others have no interval.")
+    whole = tuple(replace(p, low=0.9 * p.held_out, high=1.1 * p.held_out) for p in CYCLES)
+    assert verdict_sentences([replace(MADE, predictions=whole)])[-1].endswith("of 90 %.")
+
+
+def test_a_single_cycle_has_no_order_that_could_be_within_reach():
+    exact = tuple(replace(p, held_out=p.recorded) for p in CYCLES)
+    one = replace(exact[0], split=LARGER)
+    said = " ".join(verdict_sentences([replace(MADE, predictions=(*exact, one))]))
+    assert "within reach in 1 of 1 comparisons" in said
+    assert "Not counted: 1 of a single cycle, which has no order." in said
+    assert "Not counted" not in " ".join(verdict_sentences([replace(MADE, predictions=exact)]))
+
+
 def test_what_is_missed_is_said_with_its_cause():
     """Of ten pairs, one is in the wrong order, of settings 7 % apart; one row of five is 20 % too slow."""
     swapped = tuple(replace(p, held_out=p.recorded * (1.1 if p.recorded == 1.5 else 1.0)) for p in CYCLES)
     (said,) = misses(replace(MADE, predictions=swapped))
     assert said == "a <b>, held out, misses: tau. Of 1 pairs in the wrong order, 0 were recorded less than 5 % apart."
     (said,) = misses(replace(MADE, predictions=CYCLES))
-    assert said.endswith("1 of 5 rows are more than 15% off: most are of bsp with 3 workers and 1 server (1 too slow).")
+    assert said.endswith("1 of 5 rows is more than 15% off: bsp with 3 workers and 1 server (1 too slow).")
     steady = tuple(replace(p, setting=i, recorded_error=0.01) for i, p in enumerate(CYCLES))
     assert "is not the cause: an exact prediction would miss none of this." in misses(replace(MADE, predictions=steady))[0]
     noisy = tuple(replace(p, setting=i, recorded_error=0.2) for i, p in enumerate(CYCLES))

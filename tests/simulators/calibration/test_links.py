@@ -73,6 +73,12 @@ def test_nothing_is_chosen_where_transfers_are_not_known():
     assert choose({"toy": totals}, GIVEN, FORMS) is None
 
 
+def test_nothing_is_chosen_where_leaving_out_the_only_combination_leaves_nothing():
+    first = recorded(FORMS[0])[0]
+    one = [replace(first, run=f"r{i}", cycle_seconds=(1 + i / 100) * first.cycle_seconds) for i in range(3)]
+    assert choose({"toy": one}, GIVEN, FORMS) is None
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [

@@ -102,7 +102,8 @@ def jobs(draw, overlap=False, queue=True, **fixed):
         momentum=0.5,
     )
     discipline, control = fixed.pop("discipline", "maxmin"), fixed.pop("control_queue", 0.0)
-    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control)
+    clocks = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,))))
+    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control, clocks)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
 
 
@@ -168,6 +169,19 @@ def test_first_come_first_served_with_sums(made, policy):
 @slow_to_compile
 @given(jobs(control_queue=0.8), TWO)
 def test_requests_that_wait_behind_the_pushes_of_others(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(snapshot_clocks=(1, 20)), TWO)
+def test_servers_that_send_snapshots(made, policy):
+    """At least 4 pushes of each worker apart, or 20, where the next one is often due before the last one is sent."""
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
+def test_servers_that_send_snapshots_and_work(made, policy):
     compared(made, *policy)
 
 

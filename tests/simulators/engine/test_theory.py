@@ -20,12 +20,13 @@ NAMES = tuple(f"n{i}" for i in range(32))
 BANDWIDTH = 100.0
 
 
-def timed(w, s, z, conditions, discipline="maxmin", push=0.0, apply_seconds=0.0, policy="asp", seed=0):
-    """w workers and s servers whose pull takes one second alone, computing z seconds; `push` is a push per pull."""
+def timed(w, s, z, conditions, discipline="maxmin", push=0.0, apply_seconds=0.0, policy="asp", seed=0, snapshots=0):
+    """w workers and s servers whose pull takes one second alone, computing z seconds; `push` is a push per pull. Servers
+    send a snapshot every so many pushes."""
     demand = Demand(
         model_bytes=BANDWIDTH, push_bytes=push * BANDWIDTH, sample_seconds=0.0, fixed_seconds=z, apply_seconds=apply_seconds
     )
-    cluster = Cluster(tuple((n, machine(BANDWIDTH)) for n in NAMES), discipline)
+    cluster = Cluster(tuple((n, machine(BANDWIDTH)) for n in NAMES), discipline, snapshot_clocks=snapshots)
     setting = Setting(workers=NAMES[:w], servers=NAMES[w : w + s], batch_size=8, policy=policy)
     return system(cluster, job(demand), setting, conditions, seed)
 
@@ -115,6 +116,52 @@ def test_cruises_nmf_on_32_machines():
     ratios = np.array(seconds) / seconds[2]
     assert ratios == pytest.approx([1.30, 1.065, 1.0, 1.011, 1.66], rel=0.04)
     assert ratios.argmin() == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- snapshots
+
+STEADY = Conditions(jitter=0.0, stagger=False)
+
+
+@pytest.mark.parametrize("discipline", ["maxmin", "uneven"])
+def test_a_snapshot_shares_a_lone_link_with_the_pull_that_begins_with_it(discipline):
+    """Both are as large as the model, so that one pull in twenty takes twice as long where shares are fair; in any shares
+    the pushes after it are a model's transfer later, at most, and all cycles together one per snapshot."""
+    simulated = timed(1, 1, 3.0, STEADY, discipline, snapshots=20)
+    pulls = simulated.perform(Run(clocks=100)).pushes.pull_seconds
+    slow = np.flatnonzero(pulls > 1.001)
+    assert slow.tolist() == [20, 40, 60, 80]
+    if discipline == "maxmin":
+        assert pulls[slow] == pytest.approx(2.0)
+    assert (pulls[slow] <= 2.0 + 1e-9).all()
+    none = timed(1, 1, 3.0, STEADY, discipline).perform(Run(clocks=100)).pushes.pull_seconds
+    assert none == pytest.approx(1.0)
+
+
+def test_what_links_have_to_spare_carries_snapshots_for_nothing():
+    """A lone worker takes half of what each of two servers can send; their snapshots have the other half."""
+    simulated = timed(1, 2, 3.0, STEADY, snapshots=20)
+    assert simulated.perform(Run(clocks=100)).pushes.pull_seconds == pytest.approx(1.0)
+
+
+def test_a_busy_link_carries_one_model_more_per_snapshot():
+    """Eight workers that do nothing but pull keep a link busy; every 32 pushes, 4 of each, there is a snapshot."""
+    found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 3200)
+    assert 1 / found == pytest.approx(33 / 32, rel=1e-3)
+    found, _ = rate(timed(8, 1, 0.0, STEADY), 320, 3200)
+    assert 1 / found == pytest.approx(1.0, rel=1e-9)
+
+
+def test_servers_that_receive_snapshots_receive_pushes_later():
+    """Eight workers that do nothing but push keep the links of two servers busy, and each gets half a model of the other."""
+    demand = Demand(model_bytes=BANDWIDTH, push_bytes=10 * BANDWIDTH, sample_seconds=0.0, fixed_seconds=0.0)
+    rates = []
+    for snapshots in (0, 20):
+        cluster = Cluster(tuple((n, machine(BANDWIDTH)) for n in NAMES), snapshot_clocks=snapshots)
+        setting = Setting(workers=NAMES[:8], servers=NAMES[8:10], batch_size=8, policy="asp")
+        rates.append(rate(system(cluster, job(demand), setting, STEADY, 0), 320, 3200)[0])
+    # Of the receiving link of each server, ten halves of a model per push, and a half every 32 pushes.
+    assert rates[0] / rates[1] == pytest.approx(1 + 1 / 320, rel=5e-4)
 
 
 # -------------------------------------------------------------------------------------------------------------- lockstep
