@@ -132,17 +132,22 @@ def _replaced(text: str, change: str, origin: Path) -> str:
         value = json.dumps(value, ensure_ascii=False)  # a word, which a shell has stripped of its quotes
     table, _, plain = key.rpartition(".")
     begins = re.compile(rf"{re.escape(plain)} *=")
-    lines, inside, found = text.splitlines(keepends=True), "", dict[int, str]()
+    lines, inside, found, keys = text.splitlines(keepends=True), "", dict[int, str](), dict[str, None]()
     for number, line in enumerate(lines):
         if header := re.match(r"\[+([^\]]+)\]", line):
             inside = header[1].strip()
-        elif begins.match(line) and (not table or table == inside):
-            found[number] = inside
+        elif (named := re.match(r"([\w-]+) *=", line)) and table in ("", inside):
+            keys[named[1]] = None
+            if begins.match(line):
+                found[number] = inside
+    if not found and not keys:
+        tables = re.findall(r"(?m)^\[+([^\]]+)\]", text)
+        raise ValueError(f"{origin}: cannot change {change!r}: it has no table [{table}]; {near_names(table, tables)}")
     if not found:
-        keys = dict.fromkeys(re.findall(r"(?m)^([\w-]+) *=", text))
         where = f" in [{table}]" if table else ""
         raise ValueError(
-            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near_names(plain, keys)}"
+            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near_names(plain, keys)} To add a "
+            "line, edit a copy of the file."
         )
     if len(found) > 1:
         ways = " or ".join(f"{inside}.{plain}=..." for inside in dict.fromkeys(found.values()) if inside and not table)

@@ -95,7 +95,17 @@ MISTAKES = [
     ("compare digits[seconds=10", "harness: Cannot read 'digits[seconds=10': write digits[key=value,...]."),
     (
         "compare digits[secnds=10]",
-        "harness: digits.toml: cannot change 'secnds=10': no line begins with 'secnds'; did you mean seconds?",
+        "harness: digits.toml: cannot change 'secnds=10': no line begins with 'secnds'; did you mean seconds? To add "
+        "a line, edit a copy of the file.",
+    ),
+    (
+        "compare digits[start.secnds=10]",
+        "harness: digits.toml: cannot change 'start.secnds=10': no line in [start] begins with 'secnds'; choose one of "
+        "worker_count, policy, batch_size, learning_rate, momentum, intra_threads. To add a line, edit a copy of the file.",
+    ),
+    (
+        "compare digits[strat.policy=asp]",
+        "harness: digits.toml: cannot change 'strat.policy=asp': it has no table [strat]; did you mean start?",
     ),
     ("compare digits[seconds=]", "harness: digits.toml: cannot change 'seconds=': write key=value."),
     ("compare digits[seconds=-5]", "harness: digits.toml: [budget] seconds: expected `float` > 0.0, not -5."),
