@@ -131,23 +131,27 @@ def _replaced(text: str, change: str, origin: Path) -> str:
     except tomllib.TOMLDecodeError:
         value = json.dumps(value, ensure_ascii=False)  # a word, which a shell has stripped of its quotes
     table, _, plain = key.rpartition(".")
-    begins = re.compile(rf"{re.escape(plain)} *=")
-    lines, inside, found, keys = text.splitlines(keepends=True), "", dict[int, str](), dict[str, None]()
+    lines, inside, tables = text.splitlines(keepends=True), "", {"": None}
+    found, keys = dict[int, str](), dict[str, None]()
     for number, line in enumerate(lines):
+        name = line.partition("=")[0].rstrip()
         if header := re.match(r"\[+([^\]]+)\]", line):
             inside = header[1].strip()
-        elif (named := re.match(r"([\w-]+) *=", line)) and table in ("", inside):
-            keys[named[1]] = None
-            if begins.match(line):
+            tables[inside] = None
+        elif "=" in line and table in ("", inside):
+            if name == plain:
                 found[number] = inside
-    if not found and not keys:
-        tables = re.findall(r"(?m)^\[+([^\]]+)\]", text)
-        raise ValueError(f"{origin}: cannot change {change!r}: it has no table [{table}]; {near_names(table, tables)}")
+            elif re.fullmatch(r"[\w-]+", name):
+                keys[name] = None
+    if table not in tables:
+        near = near_names(table, filter(None, tables))
+        raise ValueError(f"{origin}: cannot change {change!r}: it has no table [{table}]; {near}")
     if not found:
         where = f" in [{table}]" if table else ""
+        near = f"{near_names(plain, keys)} " if keys else ""
         raise ValueError(
-            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near_names(plain, keys)} To add a "
-            "line, edit a copy of the file."
+            f"{origin}: cannot change {change!r}: no line{where} begins with {plain!r}; {near}To add a line, edit a copy of "
+            "the file."
         )
     if len(found) > 1:
         ways = " or ".join(f"{inside}.{plain}=..." for inside in dict.fromkeys(found.values()) if inside and not table)
