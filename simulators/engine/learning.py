@@ -2,13 +2,14 @@
 
 The gradient is computed when a worker pulls, on the parameters that it pulls, and kept until its push arrives. The result is
 the same as computing it later, and needs no copy of old parameters. Kept gradients have a leading worker axis, so that XLA
-writes them in place, and workers that pull together are one batched call.
+writes them in place, and workers that pull together are one batched call. Where all mini-batches of a job are of one size,
+smaller factors are kept in place of a gradient's matrix products (`simulators.engine.kept_gradients`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from jax.typing import ArrayLike
 
 from simulators.engine import embedding as sparse
 from simulators.engine.inputs import EngineInputs
+from simulators.engine.kept_gradients import KeptForm, kept_form
 from simulators.engine.lanes import anywhere
 from simulators.engine.limits import REVISING, check_learning
 from simulators.engine.optimizers import OUTER, optimizer
@@ -33,6 +35,7 @@ __all__ = [
     "LearningProgram",
     "TrainingData",
     "apply_push",
+    "batch_shapes",
     "evaluate",
     "gradient_squares",
     "learning_program",
@@ -58,6 +61,7 @@ class LearningProgram(NamedTuple):
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
     embedding: Embedding | None = None  # None: gradients are dense
     cached: int = 0  # rows of embedding tables of which a worker can keep copies
+    rows: tuple[tuple[tuple[int, ...], str], ...] = ()  # shape and type of a mini-batch's arrays, if all have the same
 
 
 class GradientTable(NamedTuple):
@@ -85,7 +89,7 @@ class Learned(NamedTuple):
 
     parameters: Any
     slots: Any  # the optimizer's state
-    gradients: Any  # pytree with a leading worker axis [k, ...]
+    gradients: Any  # pytree with a leading worker axis [k, ...]: what is kept of them, see `_form`
     group: Any  # sum of the gradients pushed since the last step (aggregation sum | mean), or a `GradientTable`
     pulled: Any  # leading worker axis [k, ...]: sum of all gradients at the time of each pull, for optimizers that revise
     inner: Any  # the state of each worker's own optimizer, leading worker axis; () where a push is one gradient
@@ -97,8 +101,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """What the engine compiles for a workload, for mini-batches of up to `samples` rows; None if it is timing-only.
 
     Compiled for the next power of two; if the batch size is free, for at least 16 or the largest choice, so that changes
-    among small batch sizes compile nothing. Raises Rejected for an optimizer that does not go with the workload's
-    aggregation.
+    among small batch sizes compile nothing. Where no mini-batch of the job can be of another size, the program says of what
+    shape they are. Raises Rejected for an optimizer that does not go with the workload's aggregation.
     """
     if workload.proxy is None:
         return None
@@ -110,6 +114,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         rows = _most_samples(space, samples)
     batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
     cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
+    # A change of the batch compiles another program, which goes on with the gradients that the one before has kept.
+    changes = space.frees("batch_size") or space.frees("load") or space.base.loads or proxy.embedding is not None
     return LearningProgram(
         proxy.losses,
         proxy.correct,
@@ -118,7 +124,13 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         batch,
         proxy.embedding,
         0 if proxy.embedding is None else min(cached, proxy.embedding.rows),
+        () if changes else batch_shapes(proxy.train, batch),
     )
+
+
+def batch_shapes(train: tuple[ArrayLike, ...], batch: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shape and type of each array of a mini-batch of `batch` rows of the training set: `LearningProgram.rows`."""
+    return tuple(((batch, *np.shape(column)[1:]), str(jnp.result_type(column))) for column in train)
 
 
 def with_table(model: LearningProgram | None, space: Space) -> LearningProgram | None:
@@ -177,10 +189,11 @@ def untrained(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> 
         )
         return Learned(parameters, slots=(), gradients=kept, group=(), pulled=(), inner=(), touched=touched)
     nothing = jax.tree.map(lambda p: jnp.zeros((nodes, *p.shape), p.dtype), parameters)
+    form = _form(model, inputs, parameters)
     return Learned(
         parameters=parameters,
         slots=_optimizer(model, inputs).init(parameters),
-        gradients=nothing,
+        gradients=nothing if form is None else tuple(jnp.zeros((nodes, *kept.shape), kept.dtype) for kept in form.kept),
         group=_no_group(model, inputs, parameters),
         pulled=nothing if model.optimizer in REVISING else (),
         inner=jax.vmap(_inner(model, inputs).init)(nothing) if inputs.local_steps.shape[0] else (),
@@ -205,6 +218,8 @@ def apply_push(
     gradient = jax.tree.map(partial(_row, worker), learned.gradients)
     if model.embedding is not None:
         return learned._replace(parameters=sparse.stepped(learned.parameters, gradient, inputs.learning_rate, take))
+    if (form := _form(model, inputs, learned.parameters)) is not None:
+        gradient = form.finished(gradient)
     group, total = _grouped(model, inputs, learned.group, gradient, worker, accept, grouped, rounds)
     more = {}  # what only optimizers that revise take
     if model.optimizer in REVISING:
@@ -365,13 +380,37 @@ def _worker_gradient(
         return _local_change(model, data, inputs, learned, worker, clocks[worker])
     parameters = learned.parameters
     rows, count = minibatch(model, data, inputs, worker, clocks[worker])
-    differentiated = jax.value_and_grad(partial(mean_loss, model))
+    form = _form(model, inputs, parameters)
+    differentiated = _differentiated(model) if form is None else form.begun
     if inputs.copies:
         own = jax.tree.map(lambda p, c: jnp.where(pulls[worker], p, _row(worker, c)), parameters, learned.copies)
         loss, found = differentiated(own, rows, count)
         return loss, (found, own)
     made: tuple[Array, Any] = differentiated(parameters, rows, count)
     return made
+
+
+def _form(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> KeptForm | None:
+    """How gradients are computed and kept in parts; None: as a whole, as what local steps have changed is."""
+    if not model.rows or inputs.local_steps.shape[0]:
+        return None
+    leaves, tree = jax.tree.flatten(parameters)
+    return _cached_form(model, tree, tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
+
+
+@cache
+def _cached_form(model: LearningProgram, tree: Any, leaves: tuple[tuple[tuple[int, ...], str], ...]) -> KeptForm:
+    parameters, rows = jax.tree.unflatten(tree, list(map(_shaped, leaves))), tuple(map(_shaped, model.rows))
+    return kept_form(_differentiated(model), parameters, rows, _shaped(((), "int32")))
+
+
+def _shaped(array: tuple[tuple[int, ...], str]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(*array)  # type: ignore[no-untyped-call]
+
+
+def _differentiated(model: LearningProgram) -> Callable[..., tuple[Array, Any]]:
+    """Of (parameters, rows, count): the mean loss and its gradient."""
+    return jax.value_and_grad(partial(mean_loss, model))
 
 
 def pull_together(model: LearningProgram | None, active: ArrayLike, release: ArrayLike) -> bool:

@@ -54,7 +54,8 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     """Workers whose compute time jitters by 20 %, servers with bandwidth for four workers: nothing is switched off."""
     proxy = make_proxy(Mlp(hidden=hidden) if hidden else Logistic(), dataset(features))
     data = learning.TrainingData(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
-    model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH)
+    rows = learning.batch_shapes(proxy.train, BATCH)
+    model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH, rows=rows)
     program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     inputs = _inputs(workers, len(proxy.train[0]))
     blank = loop.blank(program, inputs, proxy.init(0))

@@ -79,9 +79,9 @@ def operations(features, hidden, policy, workers=8):
     ("hidden", "policy", "count"),
     [
         ((), policies.asp(), 1612),
-        ((32,), policies.asp(), 1732),
-        ((32,), policies.bsp(), 1732),
-        ((32,), policies.k_sync(3), 1743),
+        ((32,), policies.asp(), 1756),
+        ((32,), policies.bsp(), 1756),
+        ((32,), policies.k_sync(3), 1767),
     ],
     ids=["logistic, asp", "mlp, asp", "mlp, bsp", "mlp, k_sync"],
 )
