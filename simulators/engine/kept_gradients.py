@@ -52,14 +52,17 @@ def kept_form(function: Callable[..., tuple[Any, Any]], *arguments: Any) -> Kept
 
 def _product(made_by: dict[Any, Any], variable: Any) -> list[JaxprEqn]:
     """The steps from two factors to `variable`, if that is their product or that rearranged, and larger than they are."""
-    steps = []
-    while (step := made_by.get(variable)) is not None and step.primitive.name in _REARRANGES:
+    steps: list[Any] = []
+    # A number that does not depend on the parameters is no variable: no step makes it.
+    while isinstance(variable, Var) and (step := made_by.get(variable)) is not None:
         steps.append(step)
+        if step.primitive.name not in _REARRANGES:
+            break
         variable = step.invars[0]
-    if step is None or step.primitive.name != "dot_general":
+    if not steps or steps[-1].primitive.name != "dot_general":
         return []
-    smaller = sum(factor.aval.size for factor in step.invars) < variable.aval.size
-    return [*steps, step] if smaller else []
+    smaller = sum(factor.aval.size for factor in steps[-1].invars) < variable.aval.size
+    return steps if smaller else []
 
 
 def _needed(steps: Iterable[JaxprEqn], results: Iterable[Any]) -> dict[Var, None]:

@@ -48,6 +48,17 @@ def test_a_product_that_something_is_added_to_is_kept_whole():
     assert {tuple(a.shape) for a in form.kept} == {(30,), (20, 30)}
 
 
+def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
+    def loss(parameters, x):
+        return jnp.sum(jnp.tanh(x @ parameters["w"])) + 2.0 * parameters["twice"]
+
+    unused = {"number": jnp.float32(1.0), "row": jnp.ones(3)}
+    parameters = {"w": jnp.ones((20, 30)), "twice": jnp.float32(1.0), **unused}
+    form = kept_form(jax.value_and_grad(loss), parameters, jnp.ones((4, 20)))
+    gradient = form.finished(form.begun(parameters, jnp.ones((4, 20)))[1])
+    assert [float(gradient["twice"]), float(gradient["number"]), gradient["row"].tolist()] == [2.0, 0.0, [0.0] * 3]
+
+
 @pytest.mark.parametrize("policy", [policies.asp(), policies.bsp(), policies.k_sync(3)], ids=lambda p: p.name)
 def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(policy):
     made = engine_job(64, (96, 48), 6, policy)
