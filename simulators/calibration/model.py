@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -279,14 +279,23 @@ class Constants:
 
 def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0, nic: float = 1.0) -> NodeType:
     """The machine of the constants, with `speed` times the speed of its cores and `nic` times the rate of its NIC."""
+    return _node_type(name, _machine(constants), speed, nic)
+
+
+def _machine(constants: Constants) -> tuple[int, float, float]:
+    return constants.cores, constants.nic_bytes_per_second, constants.service_bytes_per_second
+
+
+def _node_type(name: str, machine: tuple[int, float, float], speed: float, nic: float) -> NodeType:
+    cores, nic_bytes_per_second, service_bytes_per_second = machine
     return NodeType(
         name=name,
-        cores=constants.cores,
+        cores=cores,
         memory_bytes=1e12,
-        nic_bytes_per_second=nic * constants.nic_bytes_per_second,
+        nic_bytes_per_second=nic * nic_bytes_per_second,
         devices=(Device("cpu", speed),),
         source="calibrated",
-        service_bytes_per_second=constants.service_bytes_per_second,
+        service_bytes_per_second=service_bytes_per_second,
     )
 
 
@@ -299,39 +308,67 @@ def demand(constants: Constants) -> Demand:
 
 def cluster(constants: Constants, row: Row) -> Cluster:
     """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
-    speeds = row.speeds or (1.0,) * row.workers
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
-    spare = max(needed, row.machines) - row.workers
-    nics = (*row.nics, *(1.0,) * (row.workers + spare - len(row.nics)))
-    each = list(zip((*speeds, *(1.0,) * spare), nics, strict=True))
-    kinds = {(s, n): node_type(constants, speed=s, nic=n) for s, n in dict.fromkeys(each)}
-    nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
+    network = (constants.discipline, constants.latency_seconds, constants.control_queue)
     clocks = row.snapshot_clocks if constants.snapshots else 0
-    return Cluster(nodes, constants.discipline, constants.latency_seconds, constants.control_queue, clocks)
+    return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network, clocks)
+
+
+# A fit makes them ten thousands of times, and mostly changes constants that are not of the machines.
+@lru_cache(maxsize=4096)
+def _cluster(
+    machines: int,
+    speeds: tuple[float, ...],
+    nics: tuple[float, ...],
+    machine: tuple[int, float, float],
+    network: tuple[Literal["maxmin", "uneven"], float, float],
+    snapshot_clocks: int,
+) -> Cluster:
+    speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
+    each = list(zip(speeds, nics, strict=True))
+    kinds = {(s, n): _node_type("calibrated", machine, s, n) for s, n in dict.fromkeys(each)}
+    nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
+    return Cluster(nodes, *network, snapshot_clocks)
+
+
+def setting(row: Row) -> Setting:
+    """The setting of a row."""
+    # By what a setting has: to look a whole row up takes longer than to make it.
+    threads = (row.intra_threads, row.inter_threads)
+    policy = (row.policy, row.staleness)
+    batch = (row.batch_size, row.batch_sizes)
+    return _setting(row.workers, row.servers, row.shared, batch, policy, threads, row.transfer_bits, row.model_shares)
 
 
 @cache
-def setting(row: Row) -> Setting:
-    """The setting of a row."""
-    names = tuple(f"n{i}" for i in range(row.workers + row.servers))
-    servers = names[: row.servers] if row.shared else names[row.workers : row.workers + row.servers]
+def _setting(
+    workers: int,
+    servers: int,
+    shared: bool,
+    batch: tuple[int, tuple[int, ...]],
+    policy: tuple[str, int],
+    threads: tuple[int, int],
+    transfer_bits: int,
+    model_shares: tuple[float, ...],
+) -> Setting:
+    names = tuple(f"n{i}" for i in range(workers + servers))
     return Setting(
-        workers=names[: row.workers],
-        servers=servers,
-        batch_size=row.batch_size,
-        loads=tuple((size,) for size in row.batch_sizes),
-        policy=row.policy,
-        staleness=row.staleness,
-        intra_threads=row.intra_threads,
-        inter_threads=row.inter_threads,
-        transfer_bits=row.transfer_bits,
-        model_shares=row.model_shares,
+        workers=names[:workers],
+        servers=names[:servers] if shared else names[workers:],
+        batch_size=batch[0],
+        loads=tuple((size,) for size in batch[1]),
+        policy=policy[0],
+        staleness=policy[1],
+        intra_threads=threads[0],
+        inter_threads=threads[1],
+        transfer_bits=transfer_bits,
+        model_shares=model_shares,
     )
 
 
 def plant(constants: Constants, row: Row) -> Plant:
     """What the closed form needs of a row."""
-    made, kept = cluster(constants, row), setting(row.setting_only())
+    made, kept = cluster(constants, row), setting(row)
     costs = cycle_costs(
         made.nodes,
         made.latency_seconds,
@@ -451,7 +488,7 @@ def system_of(constants: Constants, row: Row, seed: int) -> SimulatedSystem:
         name="calibration",
         cluster=cluster(constants, row),
         workload=job,
-        start=setting(row.setting_only()),
+        start=setting(row),
         target=Target("clocks", 2**30),
         budget_seconds=1e12,
         evaluate_clocks=2**30,

@@ -229,7 +229,11 @@ def compute_times(
     kinds = dict(nodes)
     try:
         knobs = (setting.intra_threads, setting.inter_threads, setting.options)
-        return {w: node_seconds(kinds[w], demand, row, *knobs) for w, row in loads(nodes, setting).items()}
+        each = loads(nodes, setting)
+        # Most workers are equal: by identity, because to compare types takes as long as to compute.
+        known = {(id(kinds[w]), row): w for w, row in each.items()}
+        found = {key: node_seconds(kinds[w], demand, key[1], *knobs) for key, w in known.items()}
+        return {w: found[id(kinds[w]), row] for w, row in each.items()}
     except ValueError as error:
         raise Rejected(str(error)) from error
 
