@@ -7,8 +7,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+from scipy.stats import kendalltau
 
 from harness.cli import main
 from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings, coverage, errors, tau_interval
@@ -287,6 +289,20 @@ def test_tau_has_an_interval_over_settings():
     assert tau == pytest.approx(0.8)
     assert low < tau < high
     assert all(math.isnan(x) for x in tau_interval(CYCLES[:2], lambda p: p.held_out))
+
+
+def test_the_interval_of_tau_is_that_of_scipys_tau():
+    """Also with ties, of predictions and of recorded times, and with several rows of a setting."""
+    rng = np.random.default_rng(3)
+    recorded = rng.integers(1, 9, size=24).astype(float)
+    rows = [replace(CYCLES[0], label=f"{i // 2} workers", recorded=r) for i, r in enumerate(recorded)]
+    predicted = dict(zip(map(id, rows), recorded + rng.integers(0, 6, size=24), strict=True))
+
+    rng, found = np.random.default_rng(0), []
+    for _ in range(500):
+        drawn = [row for setting in rng.integers(12, size=12) for row in rows[2 * setting : 2 * setting + 2]]
+        found.append(kendalltau([predicted[id(row)] for row in drawn], [row.recorded for row in drawn]).statistic)
+    assert tau_interval(rows, lambda row: predicted[id(row)]) == tuple(np.nanquantile(found, [0.05, 0.95]))
 
 
 def test_a_part_of_the_physics_has_a_row_with_and_without_it():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 
 from harness.cli.main import main
 from harness.scenario import load, parse
@@ -22,6 +23,12 @@ def test_the_distance_is_the_largest_difference_of_the_distribution_functions() 
     found = distance([same], [[same], [same + 50]])
     assert found.value == pytest.approx(0.25)
     assert (found.low, found.high) == (pytest.approx(0.0, abs=1e-9), pytest.approx(0.5))
+
+
+def test_the_distance_is_scipys_also_with_ties() -> None:
+    rng = np.random.default_rng(3)
+    one, other = rng.normal(size=100).round(1), rng.normal(0.2, size=333).round(1)
+    assert distance([one], [[other]]).value == ks_2samp(one, other, method="asymp").statistic
 
 
 def test_autocorrelation_is_that_of_a_process_of_first_order() -> None:
