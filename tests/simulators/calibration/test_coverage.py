@@ -1,8 +1,8 @@
 """Recordings of made-up clusters, whose constants are known here only, are predicted with intervals that hold.
 
 Each truth is drawn, and its recording has other settings than those that are predicted: more workers, other numbers of
-servers. Runs have noise of 3 % beside that of single mini-batches. A slow test counts for many truths that the closed form
-makes, and fits: of the model's own form, and of another one.
+servers. Runs have noise of 3 % beside that of single mini-batches. Another test counts for many truths that the closed form
+makes, and fits: of the model's own form, and of another one. Parts of the intervals: test_validation.py, test_calibrate.py.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def recorded(true, settings, kind, rng):
     return read_tables({name: table(name, rows) for name, rows in told.items() if rows})
 
 
-@pytest.mark.parametrize("kind", ["iterations", pytest.param("totals", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["iterations", "totals"])
 def test_ninety_percent_intervals_hold_nine_of_ten_unseen_settings(kind):
     inside, errors = [], []
     for seed in range(TRUTHS):
