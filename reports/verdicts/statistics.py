@@ -247,7 +247,9 @@ def _means(values: _Floats, leading: Sequence[int]) -> _Floats:
 
 def _mean_of_each(values: _Floats) -> _Floats:
     if values.size and not np.isnan(values).any():
-        return np.ascontiguousarray(values.T).mean(axis=-1)  # contiguous: added up in the same order as one column below
+        # Contiguous, so that each is added up in the same order as a single column below.
+        means: _Floats = np.ascontiguousarray(values.T).mean(axis=-1)
+        return means
     return np.array([column[~np.isnan(column)].mean() if (~np.isnan(column)).any() else math.nan for column in values.T])
 
 
