@@ -113,7 +113,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     if iterations is not None and iterations.height:
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
         segments = [s for s in _segments(timed, settings, caveats) if wanted.has(s[0])]
-        slow = sleepers(segments)
+        slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
         rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
     else:
         rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings))

@@ -20,10 +20,10 @@ SETTING = {"run": "a", "seconds": 0.0, "workers": 4, "servers": 1, "policy": "as
 CYCLES = 400
 
 
-def computing(factor=1.0, sleep=None, rarely=None, seed=0):
-    """Seconds of mini-batches of 50 ms, which vary by a tenth."""
+def computing(factor=1.0, sleep=None, rarely=None, seed=0, usual=0.05):
+    """Seconds of mini-batches of usually 50 ms, which vary by a tenth."""
     rng = np.random.default_rng(seed)
-    seconds = 0.05 * factor * np.exp(0.1 * rng.standard_normal(CYCLES))
+    seconds = usual * factor * np.exp(0.1 * rng.standard_normal(CYCLES))
     if sleep is not None:
         seconds += np.maximum(rng.normal(*sleep, CYCLES), 0.0)
     if rarely is not None:
@@ -59,6 +59,52 @@ def test_a_sleep_is_found_with_its_mean_and_deviation():
 )
 def test_a_worker_that_does_not_sleep_in_every_mini_batch_is_none(other):
     assert found_in(computing(), other, computing(seed=2)) == {}
+
+
+@pytest.mark.parametrize("delay", [0.02, 0.08, 0.3])
+@pytest.mark.parametrize("quick", [1.0, 1.5])
+def test_a_constant_delay_is_a_sleep_without_noise(delay, quick):
+    """A slower machine would have longer noise, by the factor of its time. A single quick machine is no reference."""
+    found = found_in(
+        computing(),
+        computing(seed=1, sleep=(delay, 0.0)),
+        computing(seed=2),
+        computing(1 / quick, seed=3),
+        computing(seed=4),
+    )
+    assert found.keys() == {("a", 1)}
+    assert found["a", 1].mean_seconds == pytest.approx(delay, rel=0.1)
+    assert found["a", 1].sd_seconds < 0.004  # of 5 ms, which computing varies by
+
+
+@pytest.mark.parametrize("sd", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_mini_batches_of_two_sizes_tell_sleeps_from_slower_machines(sd, share):
+    """A slower machine's difference grows with the mini-batch, also where a part of it is equal on all machines."""
+
+    def sized(usual, seed):
+        slower = computing(seed=seed, usual=(1 + share) * usual - share * 0.01)
+        asleep = computing(seed=seed + 1, usual=usual, sleep=(0.06, 0.06 * sd))
+        return [computing(seed=seed + 2, usual=usual), slower, asleep, computing(seed=seed + 3, usual=usual)]
+
+    segments = [
+        (
+            {"run": "a"},
+            pl.DataFrame([{"worker": w, "compute_seconds": float(x)} for w, of in enumerate(workers) for x in of]),
+        )
+        for workers in (sized(0.05, 0), sized(0.15, 10))
+    ]
+    found = sleepers(segments)
+    assert found.keys() == {("a", 2)}
+    assert found["a", 2].mean_seconds == pytest.approx(0.06, rel=0.1)
+    assert found["a", 2].sd_seconds == pytest.approx(0.06 * sd, abs=0.008)
+
+
+def test_workers_are_compared_with_those_that_have_as_large_mini_batches():
+    """The last worker takes twice as long for twice the samples, and the one before sleeps."""
+    times = [computing(), computing(seed=1), computing(seed=2, sleep=(0.05, 0.0)), 2 * computing(seed=3)]
+    segments = [({"run": "a"}, pl.DataFrame(pushes(*times)))]
+    assert sleepers(segments, [(8, 8, 8, 16)]).keys() == {("a", 2)}
 
 
 def test_a_worker_that_was_never_seen_beside_a_steady_one_is_compared_with_nobody():
