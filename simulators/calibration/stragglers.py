@@ -89,9 +89,11 @@ def _pairs(worker: int, segments: Sequence[_Segment], among: AbstractSet[int], q
     size, or of this share of them, the quickest."""
     pairs = []
     for seen, sizes in segments:
-        alike = [s for w, s in seen.items() if w in among - {worker} and (not sizes or sizes[w] == sizes[worker])]
-        kept = sorted(alike, key=lambda s: s.median)[: math.ceil(quickest * len(alike))]
-        if worker in seen and kept:
+        if worker not in seen:
+            continue
+        others = [s for w, s in seen.items() if w in among - {worker} and (not sizes or sizes[w] == sizes[worker])]
+        kept = sorted(others, key=lambda s: s.median)[: math.ceil(quickest * len(others))]
+        if kept:
             median, deviation = (float(np.median([s[k] for s in kept])) for k in (0, 1))
             pairs.append(_Pair(seen[worker], _Seen(median, deviation, sum(s.times for s in kept))))
     return pairs
