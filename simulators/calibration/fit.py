@@ -159,13 +159,14 @@ def fit(
         # Where no message is determined, both are the same problem, and only the search's path differs.
         if clearly_less(other.cost, solved.cost):
             solved, refusals = other, why
-    common = 0.0
-    if any(r.speeds for r in rows):
-        # A worker's speed follows from its compute time without the part that is common to all workers. This part is known
-        # only after a first fit, so the speeds are computed again, and everything is fitted again.
-        found = solved.constants
-        common = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
-        rows = with_speeds(rows, common)
+    # A worker's speed follows from its compute time without the part that is common to all workers. This part is known only
+    # after a first fit, so the speeds are computed again, and where that changes them, everything is fitted again. Rows that
+    # are predicted may have unlike workers where those fitted are alike.
+    found = solved.constants
+    common = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
+    told_apart = with_speeds(rows, common)
+    if [r.speeds for r in told_apart] != [r.speeds for r in rows]:
+        rows = told_apart
         solved, refusals = fit_determined(TimesProblem(rows, solved.problem.given, engine), free, refused)
     constants = _with_jitter(solved.constants, rows)
     told = predicted(constants, rows) if engine else closed_form_cycles(constants, rows)

@@ -167,29 +167,47 @@ class Row:
 
 
 def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0) -> tuple[Row, ...]:
-    """The rows with each worker's speed over that of the median worker: a mean over the run's rows, weighted by pushes.
+    """The rows with each worker's speed over that of the median worker of its run.
 
-    `common_seconds` of the compute time depend neither on speed nor on the samples in a mini-batch. The workers of a row
-    count as equal if they differ by less than 5 %, or by what chance does to machines that are equal (chi-squared test of
-    homogeneity): of ten equal workers with few mini-batches each, two are almost always 5 % apart.
+    A run's machines keep their speeds, so all its rows tell them together: the logarithm of a time is that of the row plus
+    that of the worker, by least squares, weighted by pushes (analysis of two-way layouts). A row of few workers has another
+    median worker, and would tell other speeds by itself. `common_seconds` of the compute time depend neither on speed nor on
+    the samples in a mini-batch. The workers of a row count as equal if they and the median worker differ by less than 5 %,
+    or by what chance does to machines that are equal (chi-squared test of homogeneity): of ten equal workers with few
+    mini-batches each, two are almost always 5 % apart.
     """
-    found: dict[tuple[str, int], list[tuple[float, float, int]]] = {}  # speed, its standard error, pushes
+    runs: dict[str, list[Row]] = {}
     for row in rows:
-        own = _own_seconds(row, common_seconds)
-        for time in row.worker_times:
-            seconds, error = own[time.worker]
-            ratio = float(np.median([s for s, _ in own.values()])) / seconds
-            found.setdefault((row.run, time.worker), []).append((ratio, ratio * error / seconds, row.pushes))
-    speed = {}
-    for key, seen in found.items():
-        ratios, errors, pushes = np.array(seen).T
-        shares = pushes / pushes.sum()
-        speed[key] = round(float(ratios @ shares), 3), float(np.sqrt(errors**2 @ shares**2))
+        runs.setdefault(row.run, []).append(row)
+    speed = {(run, worker): found for run, mine in runs.items() for worker, found in _speeds(mine, common_seconds).items()}
     made = []
     for row in rows:
         mine = [speed[row.run, t.worker] for t in row.worker_times]
         made.append(replace(row, speeds=() if len(mine) != row.workers or _equal(mine) else tuple(s for s, _ in mine)))
     return tuple(made)
+
+
+def _speeds(rows: Sequence[Row], common_seconds: float) -> dict[int, tuple[float, float]]:
+    """The speed of each timed worker of one run, relative to the median worker, and its standard error."""
+    workers = sorted({t.worker for row in rows for t in row.worker_times})
+    if not workers:
+        return {}
+    count = len(workers)
+    normal, told, noise = np.zeros((count, count)), np.zeros(count), np.zeros((count, count))
+    for row in rows:
+        own = _own_seconds(row, common_seconds)
+        at = [workers.index(worker) for worker in own]
+        seconds, errors = np.array(list(own.values())).reshape(-1, 2).T
+        # Without the row's mean; of a lone worker, nothing is left.
+        away = max(row.pushes, 1) * (np.eye(len(at)) - 1 / max(len(at), 1))
+        normal[np.ix_(at, at)] += away
+        told[at] += away @ np.log(seconds)
+        noise[np.ix_(at, at)] += away @ np.diag((errors / seconds) ** 2) @ away
+    solve = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
+    slower = solve @ told
+    deviations = np.sqrt(np.maximum(np.diag(solve @ noise @ solve), 0.0))
+    speeds = np.exp(np.median(slower) - slower)
+    return {w: (round(float(s), 3), float(s * e)) for w, s, e in zip(workers, speeds, deviations, strict=True)}
 
 
 def comparable(rows: Sequence[Row]) -> list[Row]:
@@ -236,13 +254,12 @@ def _timed(row: Row) -> list[tuple[WorkerTime, int]]:
 
 
 def _equal(speeds: Sequence[tuple[float, float]]) -> bool:
-    """Whether speeds, each with its standard error, may be those of equal workers."""
+    """Whether speeds, each with its standard error, may be those of workers that are as fast as the median one, 1."""
     values, errors = np.array(speeds).T
-    if values.max() < (1 + _ALIKE) * values.min():
+    if max(values.max(), 1.0) < (1 + _ALIKE) * min(values.min(), 1.0):
         return True
-    weights = 1 / np.maximum(errors, 1e-9) ** 2
-    apart = float(weights @ (values - np.average(values, weights=weights)) ** 2)
-    return apart < float(chi2.ppf(_CHANCE, len(values) - 1))
+    apart = float((((values - 1.0) / np.maximum(errors, 1e-9)) ** 2).sum())
+    return apart < float(chi2.ppf(_CHANCE, len(values)))
 
 
 @dataclass(frozen=True, slots=True)

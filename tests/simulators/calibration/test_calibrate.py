@@ -374,6 +374,19 @@ def test_equal_workers_that_differ_by_chance_have_no_speeds():
     assert len(with_speeds(many)[0].speeds) == 4
 
 
+@pytest.mark.parametrize("common", [0.0, 0.2])
+def test_rows_of_few_workers_tell_the_speeds_that_all_rows_of_their_run_tell(common):
+    """The median worker of two is not that of five; and a lone worker may be a quick one."""
+    true = (1.5, 1.0, 0.4, 1.0, 0.7)
+    crews = [range(5), range(2), range(3), range(4), [0], [2]]
+    rows = []
+    for slower, crew in zip((1.0, 1.1, 0.9, 1.0, 1.2, 1.0), crews, strict=True):
+        timed = tuple(WorkerTime(w, common + slower / true[w], 1e-3) for w in crew)
+        rows.append(row(len(crew), 1, worker_times=timed, pushes=10 * len(crew)))
+    for crew, told in zip(crews, with_speeds(rows, common), strict=True):
+        assert told.speeds == pytest.approx([true[w] for w in crew], abs=0.001)
+
+
 def of_unequal_batches(sizes, speeds, true=TRUE, **more):
     """A row whose workers compute so many samples each, at so many times the usual speed, as the closed form times it."""
     mean = round(sum(sizes) / len(sizes))
@@ -402,6 +415,15 @@ def test_the_batches_of_single_workers_are_told_apart_from_their_speeds():
     told = with_speeds(rows, found.common_seconds)
     for one, (_, speeds) in zip(told, 2 * made, strict=True):
         assert (one.speeds or (1.0,) * 3) == pytest.approx(speeds or (1.0,) * 3, rel=0.1)
+
+
+def test_what_a_fit_to_equal_workers_tells_holds_for_unlike_ones():
+    """The part of computing that is common to all is not longer on a slower machine, whose run the fit has not seen."""
+    seen = [of_unequal_batches((size,) * 3, (), policy=policy) for policy in ("bsp", "asp") for size in (8, 16, 64)]
+    found = fit(seen, Constants(cores=1, model_bytes=1.0, jitter=0.1), engine=False, resamples=0)
+    other = [replace(of_unequal_batches((size,) * 3, (1.0, 1.0, 0.5)), run="other") for size in (8, 64)]
+    for told in with_speeds(other, found.common_seconds):
+        assert told.speeds == pytest.approx((1.0, 1.0, 0.5), rel=0.05)
 
 
 def test_unequal_batches_explain_what_looks_like_noise():
