@@ -98,16 +98,17 @@ class Discrepancy(NamedTuple):
 
 
 def positions(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """Where settings are: logarithms of their numbers, and of how unlike their links, speeds and batches are, [n, 8]."""
+    """Where settings are: logarithms of their numbers, and of how unlike links, speeds, batches and servers' shares of the
+    model are, [n, 9]."""
 
     def ratio(values: Sequence[float]) -> float:
         return max(values) / max(min(values), 1e-9) if values else 1.0
 
     def unlike(row: Row) -> list[float]:
-        return [ratio(values) for values in (row.nics, row.speeds, row.batch_sizes)]
+        return [*(ratio(values) for values in (row.nics, row.speeds, row.batch_sizes)), row.largest_share * row.servers]
 
     each = [(r.workers, r.servers, r.batch_size, max(r.intra_threads, 1), r.transfer_bits, *unlike(r)) for r in rows]
-    return np.log(np.array(each, dtype=np.float64).reshape(-1, 8))
+    return np.log(np.array(each, dtype=np.float64).reshape(-1, 9))
 
 
 def _processes() -> Iterator[tuple[float, float]]:

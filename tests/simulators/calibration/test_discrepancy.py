@@ -118,3 +118,19 @@ def test_many_settings_are_thinned():
     many = [(1 + i % 40, 1 + i // 40) for i in range(1000)]
     known, _ = fitted(many, NOISE * np.random.default_rng(0).standard_normal(1000))
     assert half_widths(known, [row(20, 12)], slopes([(20, 12)])) == pytest.approx([norm.ppf(0.95) * NOISE], rel=0.15)
+
+
+def test_an_error_that_goes_with_unequal_shares_widens_the_intervals_of_other_shares_alone():
+    """Equal shares are predicted exactly; the larger the share of one server, the faster the model by mistake."""
+    shares = [(), (0.6, 0.4), (0.7, 0.3), (0.8, 0.2)]
+    rows = [row(w, 2, model_shares=given) for w in (1, 2, 3, 4, 6) for given in shares]
+    by = slopes([(r.workers, r.servers) for r in rows])
+    off = np.array([-0.3 * np.log(2 * r.largest_share) for r in rows]) + 0.01 * np.random.default_rng(0).standard_normal(
+        len(rows)
+    )
+    none = np.zeros(len(rows))
+    known = Discrepancy(positions(rows), none > 0, by, off, none, 0.01 * np.eye(2), np.zeros(2), 0.0)
+    new = [row(5, 2), row(5, 2, model_shares=(0.9, 0.1))]
+    equal, unequal = half_widths(known, new, slopes([(5, 2)] * 2))
+    assert equal < 0.1 < unequal
+    assert unequal > 0.3 * np.log(1.8)
