@@ -487,12 +487,13 @@ def pushes_of(constants: Constants, row: Row, seeds: Sequence[int], clocks: int)
 
 
 def stragglers(row: Row, *, vary: bool = True) -> Stragglers | None:
-    """The workers of a row that sleep, all with the mean of their distributions; None if none does."""
+    """The workers of a row that sleep, each with its mean and all with the mean of their deviations; None if none does."""
     asleep = [(f"n{i}", s) for i, s in enumerate(row.sleeps) if s.mean_seconds]
     if not asleep:
         return None
     mean, sd = (float(np.mean([s[k] for _, s in asleep])) for k in (0, 1))
-    return Stragglers(mean, sd * vary, nodes=tuple(name for name, _ in asleep))
+    names, each = tuple(name for name, _ in asleep), tuple(s.mean_seconds for _, s in asleep)
+    return Stragglers(mean, sd * vary, nodes=names, node_seconds=each)
 
 
 def system_of(constants: Constants, row: Row, seed: int) -> SimulatedSystem:

@@ -41,6 +41,7 @@ _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sl
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
 _AWAKE = Sleeper(0.0, 0.0)
+_NAMED = 4  # workers that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _NOT_IN_ROWS: dict[str, Any] = {
@@ -109,7 +110,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     tables = wanted.of_runs(tables)
     settings = _settings(tables, caveats)
     iterations, progress = tables.get("iterations"), tables.get("progress")
-    noise = None
+    noise, slow = None, dict[tuple[str, int], Sleeper]()
     if iterations is not None and iterations.height:
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
         segments = [s for s in _segments(timed, settings, caveats) if wanted.has(s[0])]
@@ -127,6 +128,8 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
                 f"{runs.height} runs ({names}) have trimmed seconds only, but all their steps: cycle times are too short"
             )
     timed_rows = [row for row in rows if row.cycle_seconds > 0]
+    if slow:
+        caveats.append(_sleeps_told(slow))
     _check_units(timed_rows)
     if longer := sum(_parts_seconds(row) > _OVERLAP * row.cycle_seconds for row in timed_rows):
         caveats.append(
@@ -142,6 +145,16 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     switches, restarts = _change_costs(tables, settings)
     usual = next(iter(settings["usual_nic"].to_list()), None)
     return Recording(tuple(timed_rows), noise, switches, restarts, tuple(efforts(tables)), tuple(caveats), usual)
+
+
+def _sleeps_told(slow: Mapping[tuple[str, int], Sleeper]) -> str:
+    """Which workers sleep in every mini-batch, for how long, and how a scenario has them."""
+    first = [f"worker {worker} of {run} {s.mean_seconds:.3g} s" for (run, worker), s in list(slow.items())[:_NAMED]]
+    more = f", and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
+    return (
+        f"workers that take longer by a time of their own, not by a factor: {', '.join(first)}{more}; predictions know them, "
+        "and a scenario has them as [conditions.stragglers]"
+    )
 
 
 def _check_units(rows: Sequence[Row]) -> None:

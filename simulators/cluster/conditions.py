@@ -49,7 +49,7 @@ class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Stragglers are the named `nodes`, and every other node with `probability`, drawn once per seed; at least one of the two
     is given (a probability may be 0, for comparisons). With `spread_seconds` each straggler has its own mean, drawn once per
-    seed from N(mean, spread).
+    seed from N(mean, spread). With `node_seconds` each of the named `nodes` has the mean that is given for it.
     """
 
     mean_seconds: float
@@ -57,6 +57,7 @@ class Stragglers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probability: float | None = None
     nodes: tuple[str, ...] = ()
     spread_seconds: float = 0.0
+    node_seconds: tuple[float, ...] = ()  # means, one for each of `nodes`, in place of `mean_seconds`
 
 
 class Episode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,6 +237,11 @@ def _check_named(conditions: Conditions) -> None:
     slow = conditions.stragglers
     if slow and not slow.nodes and slow.probability is None:
         raise ValueError("Cannot use stragglers: there are none; give nodes, or a probability.")
+    if slow and slow.node_seconds and len(slow.node_seconds) != len(slow.nodes):
+        raise ValueError(
+            f"Cannot use stragglers.node_seconds: there are {len(slow.node_seconds)} means for {len(slow.nodes)} nodes; give "
+            "one for each."
+        )
     for what, named_here in (
         *(("delays", d.nodes) for d in conditions.delays),
         *(("buckets", b.nodes) for b in conditions.buckets),
@@ -330,6 +336,7 @@ def _amounts(conditions: Conditions) -> list[tuple[str, float]]:
             found += [(f"{label}.mean_seconds", sleep.mean_seconds), (f"{label}.sd_seconds", sleep.sd_seconds)]
     if conditions.stragglers:
         found.append(("stragglers.spread_seconds", conditions.stragglers.spread_seconds))
+        found += [("stragglers.node_seconds", seconds) for seconds in conditions.stragglers.node_seconds]
     for episode in conditions.episodes:
         found += [("episodes.start_seconds", episode.start_seconds), ("episodes.seconds", episode.seconds)]
         found += [("episodes.every_seconds", episode.every_seconds)]

@@ -305,7 +305,7 @@ def build(
         jitter=np.float64(conditions.jitter),
         factors=factors.values,
         factor_counts=factors.counts,
-        **_sleeps(conditions, straggling(conditions, names, rng), rng),
+        **_sleeps(conditions, names, straggling(conditions, names, rng), rng),
         **_transfers(cluster, workload, setting, conditions, costs, effects),
         control_queue=np.full(int(cluster.control_queue > 0), cluster.control_queue),
         samples=parts.samples,
@@ -395,13 +395,17 @@ def _goal(target: Target, names: tuple[str, ...], setting: Setting, parts: Shard
     }
 
 
-def _sleeps(conditions: Conditions, straggles: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Any]:
+def _sleeps(
+    conditions: Conditions, names: Sequence[str], straggles: NDArray[np.bool_], rng: np.random.Generator
+) -> dict[str, Any]:
     """Stragglers sleep in every mini-batch; other nodes sleep as `conditions.sleeps` says, if given."""
     sleeps, slow = conditions.sleeps, conditions.stragglers
     usual = (sleeps.probability, sleeps.mean_seconds, sleeps.sd_seconds) if sleeps else (0.0, 0.0, 0.0)
     always: tuple[Any, ...] = usual
     if slow:
-        own = slow.mean_seconds + slow.spread_seconds * rng.standard_normal(len(straggles))
+        given = dict(zip(slow.nodes, slow.node_seconds, strict=False))  # a name may be without a mean of its own
+        means = np.array([given.get(name, slow.mean_seconds) for name in names])
+        own = means + slow.spread_seconds * rng.standard_normal(len(straggles))
         always = (1.0, own, slow.sd_seconds)
     names = ("sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
     return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}

@@ -126,8 +126,17 @@ def test_rows_have_the_sleeps_apart_from_speeds_and_noise():
     assert row.compute_seconds > 0.05  # as recorded, with sleeps
     assert found.noise.jitter == pytest.approx(0.1, rel=0.1)
     assert found.noise.sleeps is None
+    assert "worker 1 of a 0.08" in found.caveats[0]
     assert with_speeds([row])[0].sleeps == row.sleeps
     assert replace(row, cycle_seconds=0.1).unlike == {"speeds"}
+
+
+@pytest.mark.parametrize(("policy", "cycle"), [("bsp", 1.6), ("asp", 3 / (1 / 0.1 + 1 / 0.5 + 1 / 1.6))])
+def test_each_worker_sleeps_for_its_own_time(policy, cycle):
+    """At a barrier, all wait for the longer sleep, not for the mean of both."""
+    constants = Constants(cores=1, jitter=0.0, fixed_seconds=0.1)
+    asleep = Row("r", "toy", 3, 1, 2.0, policy=policy, sleeps=(Sleeper(0.4, 0.0), Sleeper(0.0, 0.0), Sleeper(1.5, 0.0)))
+    assert simulated(constants, asleep).spans.cycle == pytest.approx(cycle, rel=0.02)
 
 
 def test_sleeps_are_simulated():

@@ -134,6 +134,8 @@ def test_wrong_keys_and_types_are_named(text, reason):
         (Conditions(thinking_seconds=math.nan), "thinking_seconds = nan"),
         (Conditions(sleeps=Sleeps(0.5, -1.0)), "sleeps.mean_seconds = -1.0"),
         (Conditions(stragglers=Stragglers(1.0, -1.0)), "stragglers.sd_seconds = -1.0"),
+        (Conditions(stragglers=Stragglers(1.0, nodes=("a", "b"), node_seconds=(1.0,))), "1 means for 2 nodes"),
+        (Conditions(stragglers=Stragglers(1.0, nodes=("a",), node_seconds=(-1.0,))), "stragglers.node_seconds = -1.0"),
         (Conditions(episodes=(Episode("a", -1.0, 1.0, 2.0),)), "episodes.start_seconds = -1.0"),
         (Conditions(episodes=(Episode("a", 1.0, math.inf, 2.0),)), "episodes.seconds = inf"),
         (Conditions(episodes=(Episode("a", 1.0, 1.0, 0.0),)), "slow a down by 0.0"),
