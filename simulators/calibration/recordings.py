@@ -152,7 +152,7 @@ def _sleeps_told(slow: Mapping[tuple[str, int], Sleeper]) -> str:
     first = [f"worker {worker} of {run} {s.mean_seconds:.3g} s" for (run, worker), s in list(slow.items())[:_NAMED]]
     more = f", and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
     return (
-        f"workers that take longer by a time of their own, not by a factor: {', '.join(first)}{more}; predictions know them, "
+        f"workers that take longer by a time of their own, not a factor: {', '.join(first)}{more}; predictions have them, "
         "and a scenario has them as [conditions.stragglers]"
     )
 

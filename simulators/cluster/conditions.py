@@ -239,8 +239,8 @@ def _check_named(conditions: Conditions) -> None:
         raise ValueError("Cannot use stragglers: there are none; give nodes, or a probability.")
     if slow and slow.node_seconds and len(slow.node_seconds) != len(slow.nodes):
         raise ValueError(
-            f"Cannot use stragglers.node_seconds: there are {len(slow.node_seconds)} means for {len(slow.nodes)} nodes; give "
-            "one for each."
+            f"Cannot use stragglers.node_seconds: there are {len(slow.node_seconds)} means for {len(slow.nodes)} nodes: "
+            "give one for each."
         )
     for what, named_here in (
         *(("delays", d.nodes) for d in conditions.delays),
