@@ -204,9 +204,9 @@ def _speeds(rows: Sequence[Row], common_seconds: float) -> dict[int, tuple[float
         told[at] += away @ np.log(seconds)
         noise[np.ix_(at, at)] += away @ np.diag((errors / seconds) ** 2) @ away
     solve = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
-    slower = solve @ told
+    own_times = np.exp(solve @ told)  # up to a common factor
     deviations = np.sqrt(np.maximum(np.diag(solve @ noise @ solve), 0.0))
-    speeds = np.exp(np.median(slower) - slower)
+    speeds = np.median(own_times) / own_times
     return {w: (round(float(s), 3), float(s * e)) for w, s, e in zip(workers, speeds, deviations, strict=True)}
 
 
