@@ -87,6 +87,32 @@ def test_each_worker_sees_a_device_of_its_own():
     assert seen["server/n2"] == seen["server/n3"] == ""
 
 
+MEMORY = """
+import os
+import ray
+from harness.live.processes import launch
+
+def chosen():
+    return [os.environ.get(name) for name in ("PYTHONMALLOC", "GLIBC_TUNABLES")]
+
+before = dict(os.environ)
+with launch.cluster(None):
+    print(*ray.get(ray.remote(num_cpus=0)(chosen).remote(), timeout=60))
+assert os.environ == before
+"""
+
+
+@pytest.mark.live
+@pytest.mark.timeout(200)
+def test_processes_have_large_pages_and_what_the_user_has_chosen_stays():
+    env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | {"PYTHONMALLOC": "pymalloc"}
+    made = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", MEMORY], env=env, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.split()[-2:] == ["pymalloc", "glibc.malloc.hugetlb=1"]
+
+
 CHOSEN = """
 from harness.live.processes.host import choose_device
 choose_device(accelerated=False)

@@ -12,21 +12,21 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import cloudpickle
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.live.coordinator.branches.decisions import Decided, Decider
 from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
 from simulators.engine.loop import Records
-from tuners.actions import Decision, Push, Rejected, Setting, Status, SyncPolicy, Target
+from tuners.actions import Push, Rejected, Setting, Status, SyncPolicy, Target
 from tuners.system import check_no_table, check_no_timers
 
 __all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "ModelVersions", "PushFacts", "Shards"]
@@ -121,29 +121,6 @@ class ModelVersions:
         return self.latest - self._from[max(at, 0)][1]
 
 
-@cache
-def _compiled(decide: Callable[[Any, Push], tuple[Any, Decision]]) -> Callable[..., tuple[Any, jax.Array]]:
-    """`decide`, compiled, with few arguments and results.
-
-    Takes the state and (seconds, loss, loss before, loss after, worker, staleness, clocks, waiting, active) float64
-    [6 + 3 k]; returns the next state and (accept, step, release) bool [2 + k].
-    """
-
-    # Passing arguments and results takes most of the time of a call, so all are packed into one array. float64 has every
-    # int32.
-    def packed(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
-        real, whole = row[:4], row[4:6].astype(jnp.int32)
-        clocks, waiting, active = row[6:].reshape(3, -1)
-        push = Push(
-            whole[0], clocks.astype(jnp.int32), waiting != 0, active != 0, real[0], whole[1], real[1], real[2], real[3]
-        )
-        state, decision = decide(state, push)
-        accept_and_step = jnp.stack([jnp.asarray(decision.accept), jnp.asarray(decision.step)])
-        return state, jnp.concatenate([accept_and_step, decision.release])
-
-    return jax.jit(packed)
-
-
 @lru_cache(maxsize=64)
 def _pickled(policy: SyncPolicy) -> bytes:
     """A policy as bytes. Cached, because it is a closure, which takes cloudpickle long."""
@@ -166,6 +143,7 @@ class CoordinatorBranch:
         self.setting, self.policy, self.shards = setting, policy, shards
         self.status: Status = "running"
         self.state: Any = None  # of the policy
+        self._decider: Decider | None = None  # by that policy, for states of that form
         self.active = np.zeros(nodes, bool)
         self.clocks = np.zeros(nodes, np.int32)  # pushes since the policy was installed
         self.begun = np.zeros(nodes, np.int32)  # mini-batches, by worker
@@ -196,7 +174,7 @@ class CoordinatorBranch:
         return frozenset(self.staleness)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "policy": _pickled(self.policy)}
+        return {**vars(self), "policy": _pickled(self.policy), "_decider": None}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept, policy=pickle.loads(kept["policy"]))  # noqa: S301 - from the journal, which has checked it
@@ -209,7 +187,7 @@ class CoordinatorBranch:
         since_seconds = seconds if self._paused_seconds is None else self._paused_seconds
         self.waiting_since_seconds[active & ~self.active] = since_seconds
         self.policy, self.active = policy, active
-        self.state = jax.tree.map(np.asarray, policy.init(active))
+        self.state, self._decider = jax.tree.map(np.asarray, policy.init(active)), None
         self.clocks[:] = 0
         return self.waiting_workers()
 
@@ -265,7 +243,7 @@ class CoordinatorBranch:
         """A push is complete. Returns the log's entry at `index`, and the workers that the policy releases."""
         staleness, cycle = self.versions.applied_since(facts.pulled), self.busy[facts.worker]
         decision, released = self._decide(facts, staleness)
-        return self._commit(worker, facts.worker, cycle, bool(decision.accept), bool(decision.step), index), released
+        return self._commit(worker, facts.worker, cycle, decision.accept, decision.step, index), released
 
     def advance(self, facts: PushFacts, worker: str, index: int) -> CommitEntry:
         """A push is complete under a policy that probes: it is applied now, and `settle_probed` asks the policy later."""
@@ -304,21 +282,32 @@ class CoordinatorBranch:
         samples = self.shards.samples
         return float(np.float32(samples[worker] * workers.sum() / samples[workers].sum()))
 
-    def _decide(self, facts: PushFacts, staleness: int) -> tuple[Decision, list[int]]:
+    def _decide(self, facts: PushFacts, staleness: int) -> tuple[Decided, list[int]]:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
-        active = self.active.tolist()
-        waiting = active.copy()
+        waiting = self.active.copy()
         for other in (*self.busy, *self.due):
             waiting[other] = False
-        first = (facts.seconds, facts.loss, facts.loss_before, facts.loss_after, worker, staleness)
-        row = np.array((*first, *self.clocks.tolist(), *waiting, *active), float)
-        self.state, packed = _compiled(self.policy.decide)(self.state, row)
+        # The state may keep an array of the push, so each is new, or replaced and never changed in place.
+        push = Push(
+            worker=np.int32(worker),
+            clocks=self.clocks.copy(),
+            waiting=waiting,
+            active=self.active,
+            seconds=facts.seconds,
+            staleness=np.int32(staleness),
+            loss=facts.loss,
+            loss_before=facts.loss_before,
+            loss_after=facts.loss_after,
+        )
+        if self._decider is None:
+            self._decider = Decider(self.policy.decide, self.state, len(self.active))
+        decision = self._decider(self.state, push)
+        self.state = decision.state
         self._count(facts, cycle, staleness)
-        accept, step, *release = np.asarray(packed).tolist()
-        released = [w for w, yes in enumerate(release) if yes and active[w]]
-        return Decision(release, accept, step), released if self.status == "running" else []
+        released = (decision.release & self.active).nonzero()[0].tolist()
+        return decision, released if self.status == "running" else []
 
     def _count(self, facts: PushFacts, cycle: Cycle, staleness: int) -> None:
         self.pushes += 1

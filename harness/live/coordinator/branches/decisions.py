@@ -1,0 +1,220 @@
+"""What a policy decides about a push: in NumPy where that gives the same bits, else by a program that JAX has compiled.
+
+To call a compiled program took a third of the coordinator's time for a push: numbers have to be passed in and out, by code
+that is in no cache. Most policies only compare and count. So what JAX traces of such a policy is done step by step in NumPy.
+With floating-point numbers, XLA may round in another way than NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+from numpy.typing import NDArray
+
+from tuners.actions import Decision, Push
+
+__all__ = ["Decided", "Decider"]
+
+_Decide: TypeAlias = Callable[[Any, Push], tuple[Any, Decision]]
+
+
+class Decided(NamedTuple):
+    """The part of a `Decision` that live servers follow, and the policy's next state."""
+
+    state: Any
+    accept: bool
+    step: bool
+    release: NDArray[np.bool_]  # [k]
+
+
+class Decider:
+    """Decides by a policy whose state is like `state`, for so many nodes."""
+
+    def __init__(self, decide: _Decide, state: Any, nodes: int) -> None:
+        leaves, self._structure = jax.tree.flatten(state)
+        self._decide = decide
+        self._steps = _steps_of(decide, self._structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), nodes)
+
+    @property
+    def uses_numpy(self) -> bool:
+        """Whether it decides without JAX."""
+        return self._steps is not None
+
+    def __call__(self, state: Any, push: Push) -> Decided:
+        """The decision about a push. Nobody may write to the arrays of `push` and `state` later."""
+        if self._steps is None:
+            return _by_jax(self._decide, state, push)
+        given = *jax.tree.leaves(state), push.worker, push.clocks, push.waiting, push.active, push.staleness
+        *leaves, accept, step, release = self._steps.run(given)
+        return Decided(jax.tree.unflatten(self._structure, leaves), bool(accept), bool(step), release)
+
+
+# ---------------------------------------------------------------------------------------------------------- compiled by JAX
+
+
+@cache
+def _compiled(decide: _Decide) -> Callable[..., tuple[Any, jax.Array]]:
+    """`decide`, compiled, with few arguments and results.
+
+    Takes the state and (seconds, loss, loss before, loss after, worker, staleness, clocks, waiting, active) float64
+    [6 + 3 k]; returns the next state and (accept, step, release) bool [2 + k].
+    """
+
+    # Passing arguments and results takes most of the time of a call, so all are packed into one array. float64 has every
+    # int32.
+    def packed(state: Any, row: jax.Array) -> tuple[Any, jax.Array]:
+        real, whole = row[:4], row[4:6].astype(jnp.int32)
+        clocks, waiting, active = row[6:].reshape(3, -1)
+        push = Push(
+            whole[0], clocks.astype(jnp.int32), waiting != 0, active != 0, real[0], whole[1], real[1], real[2], real[3]
+        )
+        state, decision = decide(state, push)
+        accept_and_step = jnp.stack([jnp.asarray(decision.accept), jnp.asarray(decision.step)])
+        return state, jnp.concatenate([accept_and_step, decision.release])
+
+    return jax.jit(packed)
+
+
+def _by_jax(decide: _Decide, state: Any, push: Push) -> Decided:
+    first = push.seconds, push.loss, push.loss_before, push.loss_after, push.worker, push.staleness
+    row = np.concatenate([np.array(first, float), push.clocks, push.waiting, push.active])
+    state, packed = _compiled(decide)(state, row)
+    accept, step, *_ = found = np.asarray(packed)
+    return Decided(state, bool(accept), bool(step), found[2:])
+
+
+# ----------------------------------------------------------------------------------------------------------------- in NumPy
+
+
+class _NeedsJax(Exception):
+    """A policy calculates something that is not done in NumPy here."""
+
+
+class _Steps:
+    """A calculation, step by step, on numbered values: those that are given, constants, and results of steps."""
+
+    def __init__(self, given: int) -> None:
+        self._given = given  # how many values are given; they have the first numbers
+        self._others: list[Any] = []  # constants; None where a step writes
+        self._steps: list[tuple[Callable[..., Any], list[int], int]] = []  # function, its arguments, its result
+        self.results: list[int] = []
+
+    def run(self, given: Sequence[Any]) -> list[Any]:
+        """The results, from the values that are given."""
+        values = [*given, *self._others]
+        for function, arguments, result in self._steps:
+            values[result] = function(*[values[a] for a in arguments])
+        return [values[r] for r in self.results]
+
+    def add(self, traced: Any, arguments: Sequence[int]) -> list[int]:
+        """Add the steps of a function that JAX has traced; returns its results. Raises _NeedsJax."""
+        inside: dict[Any, int] = dict(zip(traced.jaxpr.invars, arguments, strict=True))
+        inside.update(zip(traced.jaxpr.constvars, map(self._constant, traced.consts), strict=True))
+
+        def number(of: Any) -> int:
+            kind: Any = of.aval
+            return self._constant(np.asarray(of.val, kind.dtype)) if isinstance(of, Literal) else inside[of]
+
+        for equation in traced.jaxpr.eqns:
+            given = [number(v) for v in equation.invars]
+            if equation.primitive.name == "jit":
+                results = self.add(equation.params["jaxpr"], given)
+            else:
+                results = [self._step(_function(equation), given)]
+            inside.update(zip(equation.outvars, results, strict=True))
+        return [number(v) for v in traced.jaxpr.outvars]
+
+    def _constant(self, value: Any) -> int:
+        self._others.append(np.asarray(value)[()])
+        return self._given + len(self._others) - 1
+
+    def _step(self, function: Callable[..., Any], arguments: list[int]) -> int:
+        """The number of a step's result. What depends on constants alone is calculated now."""
+        known = [None if a < self._given else self._others[a - self._given] for a in arguments]
+        if all(value is not None for value in known):
+            return self._constant(function(*known))
+        self._others.append(None)
+        result = self._given + len(self._others) - 1
+        self._steps.append((function, arguments, result))
+        return result
+
+
+_SAME: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "neg": np.negative,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+_REDUCED: dict[str, np.ufunc] = {
+    "reduce_sum": np.add,
+    "reduce_min": np.minimum,
+    "reduce_max": np.maximum,
+    "reduce_and": np.bitwise_and,
+    "reduce_or": np.bitwise_or,
+}
+
+
+def _function(equation: Any) -> Callable[..., Any]:
+    """An operation that JAX has traced, in NumPy. Raises _NeedsJax if it is not one of those that give the same bits."""
+    name, given, made = equation.primitive.name, equation.params, equation.outvars[0].aval
+    if any(v.aval.dtype.kind not in "bi" for v in (*equation.invars, *equation.outvars)):
+        raise _NeedsJax
+    if name in _SAME:
+        return _SAME[name]
+    if name in _REDUCED:
+        return lambda x, of=_REDUCED[name], axes=given["axes"], kind=made.dtype: of.reduce(x, axes, kind)
+    if name == "select_n" and len(equation.invars) == 3 and equation.invars[0].aval.dtype == bool:
+        return lambda which, no, yes: np.where(which, yes, no)
+    if name == "convert_element_type":
+        return lambda x, kind=made.dtype: x.astype(kind)
+    if name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
+        return lambda x, shape=made.shape: np.full(shape, x)
+    if name == "iota" and len(made.shape) == 1:
+        return lambda size=made.shape[0], kind=made.dtype: np.arange(size, dtype=kind)
+    raise _NeedsJax
+
+
+@cache
+def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: int) -> _Steps | None:
+    """`decide` for a state of these leaves (shape, type) in NumPy; None if it needs JAX.
+
+    Takes the state's leaves, then worker, clocks, waiting, active, staleness; returns the next leaves, then accept, step,
+    release.
+    """
+    state = jax.tree.unflatten(structure, [np.zeros(*leaf) for leaf in leaves])
+    clocks, mask = np.zeros(nodes, np.int32), np.zeros(nodes, bool)
+    whole, reals = np.int32(0), (0.0, 0.0, 0.0, 0.0)  # seconds, loss, loss before, loss after
+
+    def flat(state: Any, worker: Any, clocks: Any, waiting: Any, active: Any, staleness: Any, reals: Any) -> list[Any]:
+        after, decision = decide(state, Push(worker, clocks, waiting, active, reals[0], staleness, *reals[1:]))
+        return [*jax.tree.leaves(after), *map(jnp.asarray, (decision.accept, decision.step, decision.release))]
+
+    traced: Any = jax.make_jaxpr(flat)(state, whole, clocks, mask, mask, whole, reals)
+    given = len(leaves) + 5
+    # Times and losses have no numbers: a policy that uses them needs JAX.
+    numbers = [*range(given), *[-1] * (len(traced.jaxpr.invars) - given)]
+    steps = _Steps(given)
+    try:
+        steps.results = steps.add(traced, numbers)
+    except _NeedsJax:
+        return None
+    # Otherwise the next state would not be like this one.
+    same = [(v.aval.shape, v.aval.dtype) for v in traced.jaxpr.outvars[: len(leaves)]] == list(leaves)
+    return steps if same and -1 not in steps.results else None
