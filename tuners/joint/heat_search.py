@@ -72,7 +72,7 @@ class HeatSearch:
         if kept is not None:
             kept = yield from training.return_to(kept, setting, why)
         else:
-            yield from training.change(setting, why)
+            yield from training.insist(setting, why)
         yield from training.drop(kept)
 
     def _hurts(self, seen: Glance) -> bool:

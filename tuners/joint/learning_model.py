@@ -113,8 +113,10 @@ class Gauge:
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
         level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
-        # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
-        return level + math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
+        # Accuracy is never worse than chance, so only the loss tells that a model has blown up; but one that is right far
+        # more often than chance has not, although it is very sure of what it gets wrong.
+        wrong = min((1 - accuracy) / max(1 - math.exp(-self.untrained), 1e-6), 1.0)  # over that of the untrained model
+        return level + wrong * math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""
