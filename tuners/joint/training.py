@@ -99,6 +99,7 @@ class Training:
         self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self.newest: Window | None = None
+        self.validated = list[float]()  # levels by the job's own validations in the last window
         self.losses = LossRecord(job)
         self.first: Snapshot | None = None  # of the untrained model, where it was kept
         self._system = system
@@ -154,8 +155,9 @@ class Training:
         self.losses.see(window)
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
-            self.lowest_level = min(self.lowest_level, self.gauge.level(found.loss, found.accuracy))
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
+        self.validated = [self.gauge.level(found.loss, found.accuracy) for found in window.evaluations]
+        self.lowest_level = min([self.lowest_level, *self.validated])
         if window.evaluations and window.evaluations[-1].clocks == self.pushes:
             newest = window.evaluations[len(window.evaluations) // 2 :]
             self.loss = newest[-1].loss

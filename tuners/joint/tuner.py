@@ -58,6 +58,7 @@ from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.learning_model import is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel
@@ -178,17 +179,20 @@ class JointCourse:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
         training, placing = self.training, self.placing
         looked = learned = training.seconds
+        course = list[float]()  # validated levels, since the job last began
         while True:
             # Machines that are back may be away again soon.
             rounds = 0.25 if placing.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
             yield from training.run(math.ceil(rounds * len(training.setting.workers)))
             learned = training.seconds if training.has_learned else learned
+            course += training.validated
             # Longer than that the job was not expected to last.
-            lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds and self.heat is None
+            lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds or self._stands_at_blank(course)
+            lost = lost and self.heat is None
             if lost and (yield from self.as_begun()):
-                learned = training.seconds
+                learned, course = training.seconds, []
             elif lost and training.first is not None and len(training.setting.workers) > 1:
-                learned, workers = training.seconds, len(training.setting.workers)
+                learned, course, workers = training.seconds, [], len(training.setting.workers)
                 placing.most_workers = max(1, workers // 2)
                 why = f"nothing was learned by {workers} workers; again from the untrained model"
                 yield from training.begin_again(placing.best(placing.most_workers), why)
@@ -200,6 +204,11 @@ class JointCourse:
                 if training.seconds > 2 * looked:  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
+
+    def _stands_at_blank(self, levels: list[float]) -> bool:
+        """Whether so many validations have told of neither progress nor drift that the model is lost."""
+        gauge = self.training.gauge
+        return is_lost(levels, gauge.blank_level, gauge.goal(self.training.loss))
 
     def as_begun(self) -> Steps[bool]:
         """Begin again as the job began, and leave its system so, once; whether that was done.
