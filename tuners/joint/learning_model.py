@@ -74,9 +74,13 @@ class Gauge:
         """
         if math.isfinite(loss):
             self.untrained, self.untrained_batches = max(loss, 1e-9), batches
-            self.untrained_level = self.level(loss, math.exp(-self.untrained) if accuracy is None else accuracy)
+            self.untrained_level = self.told_level(loss) if accuracy is None else self.level(loss, accuracy)
             self.blank, self.blank_level = self.untrained, self.untrained_level
             self.see(loss, math.nan if accuracy is None else accuracy)
+
+    def told_level(self, loss: float) -> float:
+        """The level of a model of this loss, which tells about how often it is right."""
+        return self.level(loss, math.exp(-min(loss, 700.0))) if math.isfinite(loss) else math.inf
 
     def see(self, loss: float, accuracy: float) -> None:
         """Take in a validation; if its model knows nothing, the blank model's loss is at most as high.

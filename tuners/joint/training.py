@@ -203,9 +203,10 @@ class Training:
         if math.isnan(self.level):
             self.level = before
 
-    def glance(self) -> Steps[Glance]:
-        """Train about two pushes per worker; the loss of the second half of their mini-batches, and what validation told."""
-        window = yield from self.run(self._least_clocks())
+    def glance(self, clocks: int = 0, why: str = "") -> Steps[Glance]:
+        """Train so many clocks, or about two pushes per worker; the loss of the second half of their mini-batches, and what
+        validation told."""
+        window = yield from self.run(clocks or self._least_clocks(), why)
         losses = window.pushes.loss[len(window.pushes.loss) // 2 :]
         mean = float(np.mean(losses)) if len(losses) else math.inf
         if self.diverged or not 0 < mean < math.inf:
@@ -251,6 +252,23 @@ class Training:
             self.loss, self.accuracy = found.loss, found.accuracy
             self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
+
+    def evaluate_untrained(self) -> Steps[None]:
+        """Measure the level of the untrained model, if it was kept or is still the present one."""
+        if self.first is None and self.pushes:
+            return
+        with suppress(Rejected):
+            found = yield from Evaluate(self.branch if self.first is None else self.first.branch)
+            self.seconds = found.seconds if self.first is None else self.seconds + self.job.evaluate_seconds
+            self.gauge.begin(found.loss, found.accuracy)
+
+    @property
+    def told_level(self) -> float:
+        """The level by the newest validation of the last window, else by the newest half of its mini-batches."""
+        if self.validated:
+            return self.validated[-1]
+        losses = self.newest.pushes.loss[len(self.newest.pushes.loss) // 2 :] if self.newest is not None else ()
+        return self.gauge.told_level(float(np.mean(losses))) if len(losses) else math.inf
 
     @property
     def has_learned(self) -> bool:

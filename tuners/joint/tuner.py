@@ -58,10 +58,10 @@ from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
-from tuners.joint.learning_model import is_lost
+from tuners.joint.learning_model import HELPED_NATS, is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
-from tuners.joint.system_model import SystemModel
+from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
 from tuners.settings import BOUNDED, OF_NODES
@@ -73,6 +73,8 @@ _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
+_SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
+_HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
@@ -131,6 +133,7 @@ class JointCourse:
         self.placing = Placing(job, self.training, self.system, parts)
         if isinstance(self.heat, CopyHeat):
             self.training.takes_snapshots = False  # after a fork all workers pull at once, and all copies are equally old
+        self.learns = self.harms = False  # whether the start has clearly taught the model something, or spoilt it
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
         self.ruining = math.inf  # the lowest heat, if it keeps a model worse than one that knows nothing
@@ -145,10 +148,12 @@ class JointCourse:
         try:
             if not (yield from self.may_pay()):
                 return
-            yield from self.begin()
             if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
                 self.training.first = yield from self.training.snapshot()
-            yield from self.placing.measure()
+            yield from self.try_start()
+            yield from self.begin()
+            if not self.is_measured:
+                yield from self.placing.measure()
             yield from self.placing.place()
             others = OtherKnobs(self.job, self.training, self.placing)
             if self.heat is None or self.heat.steps:
@@ -166,6 +171,13 @@ class JointCourse:
             yield from self.go_on()
         except JobOver:
             return
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the windows under the start have told of the system as it is now."""
+        training, start = self.training, self.job.start
+        same = training.placed(start) == start and waits(training.setting) == waits(start)
+        return training.measured and same and not self.job.blocks
 
     def choose(self) -> Steps[Setting]:
         """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
@@ -242,7 +254,33 @@ class JointCourse:
             yield from self.training.run(1, "it tells nothing to predict a saving from: no change pays a restart")
         return self.system.knows
 
-    # ------------------------------------------------------------------------------------------------ 2. nobody waits
+    # -------------------------------------------------------------------------------------------------- 2. the start
+
+    def try_start(self) -> Steps[None]:
+        """Train as the job began, as long as the target is so near, at the drift that is seen, that no search can pay."""
+        training, gauge = self.training, self.gauge
+        if self.job.target.counts or self.job.space.takes_local_steps:
+            return
+        workers, rounds, times, levels = len(self.job.start.workers), 2, [0.0], list[float]()
+        seen = yield from training.glance(2 * workers, "first, what is learned as the job begins")
+        levels.append(gauge.untrained_level)
+        while not training.diverged:
+            times.append(training.seconds)
+            levels.append(training.told_level)
+            at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
+            fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.training_loss)
+            left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
+            is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
+            hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
+            if not (is_near or (rounds == 2 and hints and not seen.helps)):
+                break
+            seen = yield from training.glance(workers)
+            rounds += 1
+        training.usual_push_seconds = training.push_seconds
+        self.learns = seen.helps
+        self.harms = training.diverged or not (hints or levels[-1] < gauge.blank_level + gauge.hurt)
+
+    # ------------------------------------------------------------------------------------------------ 3. nobody waits
 
     def begin(self) -> Steps[None]:
         """Let no worker wait, where that is free, because heat is searched next and makes up for staleness."""
@@ -266,8 +304,7 @@ class JointCourse:
             yield from self._begin_where_probable(self.heat)
         # The first mini-batches tell the loss of the untrained model, too, but with more noise.
         if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
-            yield from self.training.evaluate()
-            self.gauge.begin(self.training.loss, self.training.accuracy)
+            yield from self.training.evaluate_untrained()
 
     def _begin_local_steps(self) -> Steps[None]:
         """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
@@ -281,11 +318,13 @@ class JointCourse:
     def _begin_where_probable(self, heat: Heat) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
         training, expected = self.training, heat.expected
-        if expected is None:
+        if expected is None or self.learns:
             return
         wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
         here = heat.of(training.setting)
-        if abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
+        if self.harms:
+            wanted = min(wanted, here / _HARMED)
+        elif abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
         setting = heat.scaled(training.setting, wanted / here)
         usual = heat.words(heat.scaled(training.setting, expected.median / here))
@@ -293,7 +332,8 @@ class JointCourse:
             f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
-        yield from training.change(setting, why)
+        if not (self.harms and (yield from training.begin_again(setting, f"{why}; from the untrained model"))):
+            yield from training.change(setting, why)
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 

@@ -118,6 +118,32 @@ def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it()
     assert training.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
 
 
+def test_what_is_refused_while_a_loss_is_made_up_for_is_asked_for_again():
+    """A value that was to be taken back stayed to the end of the job: 26 s, where not tuning takes 13."""
+    made = of()
+    training, busy = Training(made, SystemModel(made)), [True]
+    answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
+    answers.run(training.insist(replace(made.start, pull_clocks=2), "taken back", ("pull_clocks",)))
+    answers.run(training.run(4))
+    assert training.setting == made.start
+    busy.clear()
+    answers.run(training.change(replace(made.start, learning_rate=0.05), "the next decision"))
+    assert training.setting == replace(made.start, learning_rate=0.05, pull_clocks=2)
+    asked = len(answers.changes())
+    answers.run(training.run(4))
+    assert len(answers.changes()) == asked
+
+
+def test_a_later_decision_about_the_same_knob_replaces_what_was_refused():
+    made = of()
+    training, busy = Training(made, SystemModel(made)), [True]
+    answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
+    answers.run(training.insist(replace(made.start, learning_rate=0.02), "cooler"))
+    busy.clear()
+    answers.run(training.change(replace(made.start, learning_rate=0.005), "cooler still"))
+    assert training.setting.learning_rate == 0.005
+
+
 def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_it():
     """The job went on without any snapshot, at a hotter rate. That diverged, and the job was over."""
     made = of()
@@ -690,6 +716,18 @@ def test_machines_are_chosen_again_where_pushes_have_become_much_slower_or_faste
         holding.levels, holding.times = [], []
         answers.run(holding.window())
     assert len(chosen) == windows
+
+
+@pytest.mark.parametrize("metric", ["clocks", "samples"])
+def test_of_a_job_that_counts_its_work_it_is_known_how_long_it_lasts(metric):
+    """A fifth of the budget was expected to be left, however little was left to count."""
+    start = job().start
+    counted = 1 if metric == "clocks" else start.batch_size
+    made = of(target=replace(job().target, metric=metric, value=200.0 * counted), start=replace(start, loads=()))
+    begun, answers = course(made), Answers(made, flat)
+    assert begun.placing.seconds_left() == 0.2 * made.budget_seconds
+    answers.run(begun.training.run(40))
+    assert begun.placing.seconds_left() == pytest.approx(160 * begun.system.push_seconds(made.start))
 
 
 def test_what_cruise_wants_is_changed_by_the_cheapest_method_that_is_not_refused():
