@@ -352,6 +352,10 @@ class Holding:
         if hidden and shed > HELPED_NATS:
             self._ceiling = min(self._ceiling, heat.of(self.held))
             self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
+        elif stop and shed < _SNAPSHOT_NATS and self._kept is not None:
+            # Heat has led to where nothing leads on: the same heat would again, and a model that was hot long is scarred.
+            self.ended = "it stands still, and cooling sheds nothing"
+            return
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, self._stops, why = self.top, self._stops + 1, "the drift had stopped"

@@ -115,7 +115,11 @@ class Placing:
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
         # What more workers than may learn have made of a model is given up with them.
-        anew = self.heat is None and not training.has_learned and not (self._placed and len(before.workers) <= self.most_workers)
+        anew = (
+            self.heat is None
+            and not training.has_learned
+            and not (self._placed and len(before.workers) <= self.most_workers)
+        )
         self._placed = True
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
