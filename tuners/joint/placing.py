@@ -114,13 +114,9 @@ class Placing:
             why += f", and its machines may be lost again after {lasts:.0f} s"
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
-        # What more workers than may learn have made of a model is given up with them.
-        anew = (
-            self.heat is None
-            and not training.has_learned
-            and not (self._placed and len(before.workers) <= self.most_workers)
-        )
-        self._placed = True
+        # Also given up is what more workers than may learn have made of the model.
+        first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
+        anew = self.heat is None and not training.has_learned and first
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
             yield from training.begin_again(best, f"{why}; from the untrained model")

@@ -272,7 +272,7 @@ class Training:
 
     @property
     def has_learned(self) -> bool:
-        """Whether the newest mini-batches, or what was validated, were clearly better than with a model that knows nothing."""
+        """Whether the newest mini-batches, or a validation, were clearly better than those of a model that knows nothing."""
         loss = self.training_loss
         validated = self.level - self.gauge.untrained_level if math.isfinite(self.level) else math.inf
         return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained), validated)

@@ -264,7 +264,7 @@ class JointCourse:
         workers, rounds, times, levels = len(self.job.start.workers), 2, [0.0], list[float]()
         seen = yield from training.glance(2 * workers, "first, what is learned as the job begins")
         levels.append(gauge.untrained_level)
-        while not training.diverged:
+        while not training.diverged and rounds < 4 * _SEARCH_ROUNDS:
             times.append(training.seconds)
             levels.append(training.told_level)
             at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time

@@ -995,27 +995,28 @@ def test_a_plateau_that_cooling_does_not_lower_is_left_from_an_early_model(coole
     assert ends or holding.held == holding.top == holding._training.setting
 
 
-def test_the_first_windows_are_as_the_job_began_and_so_are_the_next_ones_while_the_target_is_near():
+@pytest.mark.parametrize(("near", "changes"), [(True, False), (False, True)])
+def test_the_first_windows_are_as_the_job_began_and_so_are_the_next_ones_while_the_target_is_near(near, changes):
     """A job that was over after two rounds took three times as long: a rate that others had liked spoilt its model."""
-    made = of(space=(RATE, Choice("policy", ("asp", "bsp"))), start=replace(job().start, policy="bsp", momentum=0.0))
-    for losses, others in ((lambda now: math.exp(-now / 5), 0), (lambda now: 1.0, 1)):
-        begun, answers = JointCourse(made, RuleParts()), None
+    start = replace(job().start, policy="bsp", momentum=0.0)
+    made = of(space=(RATE, Choice("policy", ("asp", "bsp"))), start=start)
+    answers = Answers(made, flat)
 
-        def falling(_setting, clocks, losses=losses):
-            return [losses(answers.now + i) for i in range(clocks)]
+    def answer(action):
+        if not isinstance(action, Run):
+            return Answers.answer(answers, action)
+        now = answers.now + np.arange(1.0, action.clocks + 1)
+        made_window = window(made, np.exp(-now / 5) if near else np.ones(action.clocks), now)
+        answers.now += action.clocks
+        return replace(made_window, status="target" if answers.now > 12 else "running")
 
-        answers = Answers(made, falling)
-        answer = answers.answer
-
-        def ending(action, answer=answer, answers=answers):
-            over = isinstance(action, Run) and answers.now > 30
-            return replace(answer(action), status="target" if over else "running") if over else answer(action)
-
-        answers.answer = ending
-        answers.run(begun.play())
-        first = next((i for i, a in enumerate(answers.asked) if isinstance(a, Reconfigure)), None)
-        assert isinstance(answers.asked[1], Run)
-        assert (first is not None) == bool(others)
+    answers.answer = answer
+    answers.run(JointCourse(made, RuleParts()).play())
+    assert (
+        next(a for a in answers.asked if isinstance(a, Run | Reconfigure)).reason
+        == "first, what is learned as the job begins"
+    )
+    assert bool(answers.changes()) is changes
 
 
 @pytest.mark.parametrize(
