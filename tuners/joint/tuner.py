@@ -55,13 +55,13 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
+from tuners.joint.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS, is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
-from tuners.joint.system_model import SystemModel, waits
+from tuners.joint.system_model import SystemModel
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
 from tuners.settings import BOUNDED, OF_NODES
@@ -73,7 +73,10 @@ _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
-_SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
+_SEARCH_ROUNDS = 24  # mini-batches of every worker: a search takes a dozen of them, and saves half of what is left
+# Deviations from the median of what is expected: a start that is tried first. A cool one costs a few windows at most, while a
+# hot one may spoil the model.
+_PLAUSIBLE = (-3.0, 0.5)
 _HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
@@ -148,12 +151,10 @@ class JointCourse:
         try:
             if not (yield from self.may_pay()):
                 return
+            yield from self.begin()
             if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
                 self.training.first = yield from self.training.snapshot()
-            yield from self.try_start()
-            yield from self.begin()
-            if not self.is_measured:
-                yield from self.placing.measure()
+            yield from self.measure()
             yield from self.placing.place()
             others = OtherKnobs(self.job, self.training, self.placing)
             if self.heat is None or self.heat.steps:
@@ -171,13 +172,6 @@ class JointCourse:
             yield from self.go_on()
         except JobOver:
             return
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the windows under the start have told of the system as it is now."""
-        training, start = self.training, self.job.start
-        same = training.placed(start) == start and waits(training.setting) == waits(start)
-        return training.measured and same and not self.job.blocks
 
     def choose(self) -> Steps[Setting]:
         """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
@@ -254,33 +248,7 @@ class JointCourse:
             yield from self.training.run(1, "it tells nothing to predict a saving from: no change pays a restart")
         return self.system.knows
 
-    # -------------------------------------------------------------------------------------------------- 2. the start
-
-    def try_start(self) -> Steps[None]:
-        """Train as the job began, as long as the target is so near, at the drift that is seen, that no search can pay."""
-        training, gauge = self.training, self.gauge
-        if self.job.target.counts or self.job.space.takes_local_steps:
-            return
-        workers, rounds, times, levels = len(self.job.start.workers), 2, [0.0], list[float]()
-        seen = yield from training.glance(2 * workers, "first, what is learned as the job begins")
-        levels.append(gauge.untrained_level)
-        while not training.diverged and rounds < 4 * _SEARCH_ROUNDS:
-            times.append(training.seconds)
-            levels.append(training.told_level)
-            at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
-            fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.training_loss)
-            left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
-            is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
-            hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
-            if not (is_near or (rounds == 2 and hints and not seen.helps)):
-                break
-            seen = yield from training.glance(workers)
-            rounds += 1
-        training.usual_push_seconds = training.push_seconds
-        self.learns = seen.helps
-        self.harms = training.diverged or not (hints or levels[-1] < gauge.blank_level + gauge.hurt)
-
-    # ------------------------------------------------------------------------------------------------ 3. nobody waits
+    # ------------------------------------------------------------------------------------------------ 2. nobody waits
 
     def begin(self) -> Steps[None]:
         """Let no worker wait, where that is free, because heat is searched next and makes up for staleness."""
@@ -300,11 +268,54 @@ class JointCourse:
             why = "copies that are as old make gradients too stale"
             yield from self.training.change(fresh(self.job, self.training.setting), why)
         yield from self._begin_local_steps()
-        if self.heat is not None:
-            yield from self._begin_where_probable(self.heat)
-        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
-        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
-            yield from self.training.evaluate_untrained()
+        if not self.start_is_plausible:
+            yield from self._begin_where_probable()
+
+    @property
+    def start_is_plausible(self) -> bool:
+        """Whether the start may learn well, as far as is known before it was tried."""
+        if self.job.target.counts or self.job.space.takes_local_steps:
+            return False
+        heat = self.heat
+        if heat is None or heat.expected is None:
+            return True
+        apart = math.log(heat.of(self.job.start) / heat.expected.median) / heat.expected.deviation
+        return _PLAUSIBLE[0] <= apart <= _PLAUSIBLE[1]
+
+    def measure(self) -> Steps[None]:
+        """Train until the system is known; then leave the start's rate, if another one is more probable."""
+        if not self.start_is_plausible:
+            yield from self.placing.measure()
+            return
+        yield from self.try_start()
+        yield from self._begin_where_probable()
+
+    def try_start(self) -> Steps[None]:
+        """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
+        training, gauge, setting = self.training, self.gauge, self.training.setting
+        workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
+        seen = yield from training.glance(2 * workers)
+        times, levels, is_near, hints = [0.0], [gauge.untrained_level], False, False
+        while not training.diverged and rounds < 3 * _SEARCH_ROUNDS:
+            self.learns = self.learns or seen.helps
+            # Of what was validated before, mini-batches do not tell how it goes on.
+            unseen = 0 if training.validated or not validated else unseen + 1
+            validated = validated or bool(training.validated)
+            if not unseen:
+                times.append(training.seconds)
+                levels.append(training.told_level)
+                at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
+                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.training_loss)
+                left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
+                is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
+            hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
+            if not is_near or unseen > 2:
+                break
+            seen = yield from training.glance(workers)
+            rounds += 1
+        self.harms = training.diverged or not (self.learns or hints or levels[-1] < gauge.blank_level + gauge.hurt)
+        training.usual_push_seconds = training.push_seconds
+        self.placing.learn_blocks()
 
     def _begin_local_steps(self) -> Steps[None]:
         """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
@@ -315,16 +326,22 @@ class JointCourse:
             setting = outer.scaled(setting, outer.expected.median / outer.of(setting))
         yield from self.training.change(setting, "few local steps until their time is known; the usual outer rate")
 
-    def _begin_where_probable(self, heat: Heat) -> Steps[None]:
+    def _begin_where_probable(self) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
-        training, expected = self.training, heat.expected
-        if expected is None or self.learns:
-            return
+        if self.heat is not None and self.heat.expected is not None:
+            yield from self._leave_start(self.heat, self.heat.expected)
+        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
+        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
+            yield from self.training.evaluate_untrained()
+
+    def _leave_start(self, heat: Heat, expected: Expected) -> Steps[None]:
+        """The same, for the rate alone. Where the start teaches the model something, that tells more than other jobs do."""
+        training = self.training
         wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
         here = heat.of(training.setting)
         if self.harms:
             wanted = min(wanted, here / _HARMED)
-        elif abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
+        elif self.learns or abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
         setting = heat.scaled(training.setting, wanted / here)
         usual = heat.words(heat.scaled(training.setting, expected.median / here))
