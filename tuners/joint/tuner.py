@@ -74,7 +74,7 @@ _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model ch
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _SEARCH_ROUNDS = 24  # mini-batches of every worker: a search takes a dozen of them, and saves half of what is left
-# Deviations from the median of what is expected: a start that is tried first. A cool one costs a few windows at most, while a
+# Deviations from the median of what is expected, of a start that is tried first. A cool one costs a few windows, while a
 # hot one may spoil the model.
 _PLAUSIBLE = (-3.0, 0.5)
 _HARMED = 4.0  # times cooler than a start that has spoilt the model
