@@ -44,6 +44,7 @@ _BEYOND = 0.3  # of the target's error: a level does not fall further, as a vali
 _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full, if accuracy does not tell more
+_FAR_UP = 6.0  # nats above that: 400 times as much loss is blown up, whatever the accuracy
 _TELLS = 0.25  # of the way from chance to all right: accuracy that tells that a model has learned
 _MANY = 8  # levels, of which the newest half tells the drift
 _DRIFT_WEIGHT = 0.2  # of the drift, beside the time so far, in how long a job is likely to last
@@ -119,10 +120,11 @@ class Gauge:
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
         level = self._loss_part(loss) + (1 - _LOSS_PART) * math.log(error)
         # Accuracy is never worse than chance, so there only the loss tells that a model has blown up. One that is right far
-        # more often has not, however sure it is of what it gets wrong.
+        # more often has not, although it is very sure of what it gets wrong; up to where its weights never come back from.
         chance = math.exp(-self.untrained)
         unknown = min(max(1 - (accuracy - chance) / (_TELLS * (1 - chance)), 0.0), 1.0)
-        return level + unknown * (1 + _LOSS_PART) * math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
+        excess = math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
+        return level + unknown * (1 + _LOSS_PART) * min(excess, _FAR_UP) + max(excess - _FAR_UP, 0.0)
 
     def _loss_part(self, loss: float) -> float:
         """The part of the loss in the level of a target on accuracy, up to the loss of a model that may have blown up."""

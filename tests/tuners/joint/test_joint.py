@@ -112,6 +112,7 @@ def test_a_model_that_is_right_far_more_often_than_chance_has_not_blown_up():
     gauge.begin(2.3, 0.1)
     assert gauge.level(165.0, 0.53) < gauge.level(280.0, 0.34) < gauge.untrained_level
     assert gauge.level(165.0, 0.12) > gauge.untrained_level + 3
+    assert gauge.level(1e7, 0.53) > gauge.untrained_level + 3  # a perceptron, which never came down again
     assert gauge.level(20.0, 0.9) == pytest.approx(gauge.goal(20.0))
 
 
