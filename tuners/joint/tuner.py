@@ -10,9 +10,11 @@ made only where it is expected to save more than it costs. In the order in which
    the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
-   staleness is free and policies may be installed. A rate far from those that were
-   best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Where workers take local steps, these
-   are few until their time is known, and the servers' rate for what they have changed is the usual one.
+   staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
+   other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held
+   while it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
+   Where workers take local steps, these are few until their time is known, and the servers' rate for what they have changed
+   is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
@@ -32,12 +34,14 @@ made only where it is expected to save more than it costs. In the order in which
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
    stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
-   over-fitted. A model that a hot window has thrown off is kept where it is soon as good as before.
+   over-fitted, or stands still and cooling sheds nothing. A model that a hot window has thrown off is kept where it is soon
+   as good as before.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
 
-Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
+Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
+while it makes up for a loss is asked for again. Every decision carries
 its numbers, as the reason of the action that it leads to.
 """
 
