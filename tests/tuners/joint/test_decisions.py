@@ -965,6 +965,29 @@ def test_where_nothing_is_learned_under_a_held_rate_the_job_goes_on_as_it_began(
     assert begun.placing.stays
 
 
+def test_where_only_places_are_free_a_model_is_given_up_after_ten_validations_without_progress():
+    """Fewer workers were tried after a fifth of the budget, which was too late for `preempted` 9."""
+    made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server")) for n in job().nodes))
+    begun, answers = course(made), Answers(made, flat)
+    answer, validations = answers.answer, []
+
+    def validated(action):
+        found = answer(action)
+        if not isinstance(action, Run):
+            return found
+        validations.append(answers.now)
+        over = "budget" if len(validations) > 14 else "running"
+        return replace(found, evaluations=(Evaluation(answers.now, action.clocks, 1.0, math.nan),), status=over)
+
+    answers.answer = validated
+    begun.training.first = answers.run(begun.training.snapshot())
+    with pytest.raises(JobOver):
+        answers.run(begun.go_on())
+    first = next(i for i, a in enumerate(answers.asked) if isinstance(a, Reconfigure) and "nothing was learned" in a.reason)
+    assert sum(isinstance(a, Run) for a in answers.asked[:first]) == 10
+    assert len(answers.asked[first].setting.workers) < len(made.start.workers)
+
+
 def test_a_level_that_stands_still_in_the_last_quarter_has_not_done_so_in_half_of_the_time():
     """`tf36-logr` halved its workers four times because no drift was left for a moment."""
     times = [float(i + 1) for i in range(100)]
