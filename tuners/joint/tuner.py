@@ -317,7 +317,8 @@ class JointCourse:
                 break
             seen = yield from training.glance(workers)
             rounds += 1
-        self.harms = training.diverged or not (self.learns or hints or levels[-1] < gauge.blank_level + gauge.hurt)
+        worse = math.isfinite(levels[0]) and not levels[-1] < gauge.blank_level + gauge.hurt
+        self.harms = training.diverged or (worse and not (self.learns or hints))
         training.usual_push_seconds = training.push_seconds
         self.placing.learn_blocks()
 
