@@ -354,7 +354,8 @@ class JointCourse:
             f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
-        if not (self.harms and (yield from training.begin_again(setting, f"{why}; from the untrained model"))):
+        # A model that has learned a little bears less heat, so the search would end at a lower one.
+        if not (yield from training.begin_again(setting, why)):
             yield from training.change(setting, why)
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
