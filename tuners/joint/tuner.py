@@ -77,7 +77,7 @@ _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
-_SEARCH_ROUNDS = 24  # mini-batches of every worker: a search takes a dozen of them, and saves half of what is left
+_SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
 # Deviations from the median of what is expected, of a start that is tried first. A cool one costs a few windows, while a
 # hot one may spoil the model.
 _PLAUSIBLE = (-3.0, 0.5)
@@ -300,7 +300,7 @@ class JointCourse:
         workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
         seen = yield from training.glance(2 * workers)
         times, levels, is_near, hints = [0.0], [gauge.untrained_level], False, False
-        while not training.diverged and rounds < 3 * _SEARCH_ROUNDS:
+        while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
             self.learns = self.learns or seen.helps
             # Of what was validated before, mini-batches do not tell how it goes on.
             unseen = 0 if training.validated or not validated else unseen + 1
