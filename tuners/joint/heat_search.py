@@ -44,7 +44,7 @@ class HeatSearch:
         """
         training, heat = self._training, self._heat
         yield from training.change(heat.scaled(training.setting, 1.0), "the same effective rate, without momentum")
-        seen = yield from training.glance()
+        seen = yield from self._validated((yield from training.glance()))
         came_down = False
         while self._hurts(seen):
             self.hurting, came_down = heat.of(training.setting), True
@@ -72,8 +72,18 @@ class HeatSearch:
         if kept is not None:
             kept = yield from training.return_to(kept, setting, why)
         else:
-            yield from training.change(setting, why)
+            yield from training.insist(setting, why)
         yield from training.drop(kept)
+
+    def _validated(self, seen: Glance) -> Steps[Glance]:
+        """What was seen; validated if a held rate seems to hurt, because accuracy may rise while the loss is high."""
+        training, gauge = self._training, self._gauge
+        rate_is_free = not self._heat.steps
+        if rate_is_free or math.isfinite(seen.validated) or gauge.target.metric == "loss" or not self._hurts(seen):
+            return seen
+        yield from training.evaluate()
+        validated = training.level - gauge.untrained_level
+        return seen._replace(validated=validated, helps=seen.helps or gauge.has_learned(seen.level, validated))
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has

@@ -208,7 +208,7 @@ class Holding:
             self.ended = "it has diverged, and no snapshot is left"
             return
         else:
-            yield from training.change(self.held, why)
+            yield from training.insist(self.held, why)
             self.low = training.level
         self._begin_anew(settling=True)
 
@@ -247,7 +247,7 @@ class Holding:
     def _halve(self, why: str, low: float) -> Steps[None]:
         """Hold half the heat from here on, where `low` is the level."""
         before, self.held = self.held, self._heat.scaled(self.held, 0.5)
-        yield from self._training.change(self.held, f"{self._heat.words(before)} -> {self._heat.words(self.held)}: {why}")
+        yield from self._training.insist(self.held, f"{self._heat.words(before)} -> {self._heat.words(self.held)}: {why}")
         self.low = low
         self._begin_anew(settling=self._settling)
 
@@ -321,7 +321,7 @@ class Holding:
         elif before is not None:
             yield from training.drop((yield from training.return_to(before, self.held, why)))
         else:
-            yield from training.change(self.held, why)
+            yield from training.insist(self.held, why)
 
     def _chance(self, hotter: Setting) -> float:
         """That `hotter` serves, as far as is known."""
@@ -352,6 +352,10 @@ class Holding:
         if hidden and shed > HELPED_NATS:
             self._ceiling = min(self._ceiling, heat.of(self.held))
             self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
+        elif stop and shed < _SNAPSHOT_NATS and self._kept is not None:
+            # Heat has led to where nothing leads on: the same heat would again, and a model that was hot long is scarred.
+            self.ended = "it stands still, and cooling sheds nothing"
+            return
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, self._stops, why = self.top, self._stops + 1, "the drift had stopped"
@@ -371,7 +375,7 @@ class Holding:
             return
         yield from self._renew()
         now = self._heat.words(training.setting)
-        yield from training.change(self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}")
+        yield from training.insist(self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}")
         self.low = training.level + self._noise
         self._begin_anew(settling=self._settling)
 

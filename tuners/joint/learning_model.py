@@ -43,7 +43,9 @@ _MOST_BLANK = 0.55  # accuracy of a model that knows nothing, at most: two class
 _BEYOND = 0.3  # of the target's error: a level does not fall further, as a validation set is small
 _WIDE_GAP = 5.0  # the same, and nothing is left to learn
 _GAP = 2.0  # a validation loss so many times the training loss: the model has learned its samples by heart
-_BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full
+_BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full, if accuracy does not tell more
+_FAR_UP = 6.0  # nats above that: 400 times as much loss is blown up, whatever the accuracy
+_TELLS = 0.25  # of the way from chance to all right: accuracy that tells that a model has learned
 _MANY = 8  # levels, of which the newest half tells the drift
 _DRIFT_WEIGHT = 0.2  # of the drift, beside the time so far, in how long a job is likely to last
 _LOST = 10  # levels without progress or drift after which a model is lost
@@ -73,9 +75,13 @@ class Gauge:
         """
         if math.isfinite(loss):
             self.untrained, self.untrained_batches = max(loss, 1e-9), batches
-            self.untrained_level = self.level(loss, math.exp(-self.untrained) if accuracy is None else accuracy)
+            self.untrained_level = self.told_level(loss) if accuracy is None else self.level(loss, accuracy)
             self.blank, self.blank_level = self.untrained, self.untrained_level
             self.see(loss, math.nan if accuracy is None else accuracy)
+
+    def told_level(self, loss: float) -> float:
+        """The level of a model of this loss, which tells about how often it is right."""
+        return self.level(loss, math.exp(-min(loss, 700.0))) if math.isfinite(loss) else math.inf
 
     def see(self, loss: float, accuracy: float) -> None:
         """Take in a validation; if its model knows nothing, the blank model's loss is at most as high.
@@ -112,15 +118,23 @@ class Gauge:
         if self.target.metric == "loss":
             return math.log(max(loss - _ABOVE * self.target.value, 1e-6))
         error = max(1 - accuracy, _BEYOND * (1 - self.target.value), 1e-6)
-        level = _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(error)
-        # Accuracy is never worse than chance, so only the loss tells that a model has blown up.
-        return level + math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
+        level = self._loss_part(loss) + (1 - _LOSS_PART) * math.log(error)
+        # Accuracy is never worse than chance, so there only the loss tells that a model has blown up. One that is right far
+        # more often has not, although it is very sure of what it gets wrong; up to where its weights never come back from.
+        chance = math.exp(-self.untrained)
+        unknown = min(max(1 - (accuracy - chance) / (_TELLS * (1 - chance)), 0.0), 1.0)
+        excess = math.log(max(loss / (_BLOWN_UP * self.untrained), 1.0))
+        return level + unknown * (1 + _LOSS_PART) * min(excess, _FAR_UP) + max(excess - _FAR_UP, 0.0)
+
+    def _loss_part(self, loss: float) -> float:
+        """The part of the loss in the level of a target on accuracy, up to the loss of a model that may have blown up."""
+        return _LOSS_PART * math.log(max(min(loss, _BLOWN_UP * self.untrained), 1e-9))
 
     def goal(self, loss: float) -> float:
         """The level at the target, for a model with this validation loss."""
         if self.target.metric == "loss":
             return math.log(max((1 - _ABOVE) * self.target.value, 1e-6))
-        return _LOSS_PART * math.log(max(loss, 1e-9)) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
+        return self._loss_part(loss) + (1 - _LOSS_PART) * math.log(max(1 - self.target.value, 1e-6))
 
     def needs(self, share: float) -> bool:
         """Whether a model that knows nothing of such a share of the data cannot be at the target."""

@@ -68,7 +68,8 @@ class OtherKnobs:
         if training.diverged and kept is not None:
             kept = yield from training.return_to(kept, self._under(self._best), "taken back: it has diverged")
         else:
-            yield from training.change(self._under(self._best), f"taken back: {self._gain:.2f} times the progress")
+            why = f"taken back: {self._gain:.2f} times the progress"
+            yield from training.insist(self._under(self._best), why, _FIELDS)
         yield from training.drop(kept)
 
     def _acts(self, name: str) -> bool:

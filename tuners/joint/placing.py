@@ -114,7 +114,9 @@ class Placing:
             why += f", and its machines may be lost again after {lasts:.0f} s"
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
-        anew, self._placed = self.heat is None and not (self._placed or training.has_learned), True
+        # Also given up is what more workers than may learn have made of the model.
+        first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
+        anew = self.heat is None and not training.has_learned and first
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
             yield from training.begin_again(best, f"{why}; from the untrained model")
@@ -197,7 +199,7 @@ class Placing:
         yield from self.measure()
         seen = alone / training.push_seconds if training.push_seconds else math.inf
         if seen < _SAVES_WAITING:
-            yield from training.change(before, f"taken back: {seen:.2f} times as many pushes")
+            yield from training.insist(before, f"taken back: {seen:.2f} times as many pushes")
             return
         if isinstance(self.heat, RateHeat | MomentumHeat) and self.heat.is_outer:
             self.heat = outer
@@ -230,7 +232,7 @@ class Placing:
         gain = stable * alone / training.push_seconds
         if training.diverged or gain < _WORTH_WAITING:
             why = f"taken back: where all wait for each other, progress is {gain:.2f} times as fast"
-            yield from training.change(training.placed(before), why)
+            yield from training.insist(training.placed(before), why)
             return
         training.usual_push_seconds = training.push_seconds
 
@@ -252,8 +254,16 @@ class Placing:
         return f"{roles}, {kinds} ({self._system.push_seconds(setting):.3g} s per push)"
 
     def seconds_left(self) -> float:
-        """Until the job ends, before any drift was measured."""
-        return min(self._job.budget_seconds - self._training.seconds, LEFT_SHARE * self._job.budget_seconds)
+        """Until the job ends, before any drift was measured; known where it counts work and the system is known."""
+        training, target = self._training, self._job.target
+        whole = self._job.budget_seconds - training.seconds
+        if not (target.counts and self._system.knows):
+            return min(whole, LEFT_SHARE * self._job.budget_seconds)
+        if target.metric == "samples":
+            left = (target.value - training.samples) / self._system.samples_per_second(training.setting)
+        else:
+            left = (target.value - training.pushes) * self._system.push_seconds(training.setting)
+        return min(whole, max(left, 0.0))
 
     def best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""

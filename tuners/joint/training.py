@@ -99,6 +99,7 @@ class Training:
         self.usual_push_seconds = 0.0  # between two pushes, when the system was last chosen; 0: not known
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self.newest: Window | None = None
+        self.validated = list[float]()  # levels by the job's own validations in the last window
         self.losses = LossRecord(job)
         self.first: Snapshot | None = None  # of the untrained model, where it was kept
         self._system = system
@@ -108,16 +109,21 @@ class Training:
         self.lowest_loss = self.lowest_level = math.inf
         self._placed_seconds = 0.0  # when the system was last changed
         self._unfinished = set[str]()  # workers whose cycle had begun when the number of local steps was changed
-        self._pushes = 0  # of the branch, since the job began
+        self.pushes = 0  # of the branch, since the job began
+        self.samples = 0  # of all windows: for jobs that count them and return to no snapshot
+        self._wanted: dict[str, Any] = {}  # values that were refused and are asked for again
         self._check_clocks = 0  # the job validates by itself after every so many pushes; 0: not known
 
     # ----------------------------------------------------------------------------------------------------- training
 
     def run(self, clocks: int, why: str = "") -> Steps[Window]:
         """Train so many clocks. Raises JobOver at the end of the job, and where the branch cannot train."""
+        if self._wanted:
+            yield from self.change(self.setting, "asked for again")
         window = yield from self._run(Run(clocks=max(1, clocks), branch=self.branch, reason=why))
         self.seconds = window.end_seconds
-        self._pushes += window.clocks
+        self.pushes += window.clocks
+        self.samples += sum(w.samples for w in window.workers)
         if window.status in ("target", "budget"):
             raise JobOver
         self.diverged = window.status != "running"
@@ -149,9 +155,10 @@ class Training:
         self.losses.see(window)
         for found in window.evaluations:
             self.gauge.see(found.loss, found.accuracy)
-            self.lowest_level = min(self.lowest_level, self.gauge.level(found.loss, found.accuracy))
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
-        if window.evaluations and window.evaluations[-1].clocks == self._pushes:
+        self.validated = [self.gauge.level(found.loss, found.accuracy) for found in window.evaluations]
+        self.lowest_level = min([self.lowest_level, *self.validated])
+        if window.evaluations and window.evaluations[-1].clocks == self.pushes:
             newest = window.evaluations[len(window.evaluations) // 2 :]
             self.loss = newest[-1].loss
             self.level = sum(self.gauge.level(e.loss, e.accuracy) for e in newest) / len(newest)
@@ -188,7 +195,7 @@ class Training:
             validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
             clocks = clocks if validates else longer
         if validates:
-            clocks = every * max(round((self._pushes + clocks) / every), self._pushes // every + 1) - self._pushes
+            clocks = every * max(round((self.pushes + clocks) / every), self.pushes // every + 1) - self.pushes
         before = self.level
         yield from self.run(clocks, why)
         if math.isnan(self.level):
@@ -196,9 +203,10 @@ class Training:
         if math.isnan(self.level):
             self.level = before
 
-    def glance(self) -> Steps[Glance]:
-        """Train about two pushes per worker; the loss of the second half of their mini-batches, and what validation told."""
-        window = yield from self.run(self._least_clocks())
+    def glance(self, clocks: int = 0, why: str = "") -> Steps[Glance]:
+        """Train so many clocks, or about two pushes per worker; the loss of the second half of their mini-batches, and what
+        validation told."""
+        window = yield from self.run(clocks or self._least_clocks(), why)
         losses = window.pushes.loss[len(window.pushes.loss) // 2 :]
         mean = float(np.mean(losses)) if len(losses) else math.inf
         if self.diverged or not 0 < mean < math.inf:
@@ -245,11 +253,29 @@ class Training:
             self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
 
+    def evaluate_untrained(self) -> Steps[None]:
+        """Measure the level of the untrained model, if it was kept or is still the present one."""
+        if self.first is None and self.pushes:
+            return
+        with suppress(Rejected):
+            found = yield from Evaluate(self.branch if self.first is None else self.first.branch)
+            self.seconds = found.seconds if self.first is None else self.seconds + self.job.evaluate_seconds
+            self.gauge.begin(found.loss, found.accuracy)
+
+    @property
+    def told_level(self) -> float:
+        """The level by the newest validation of the last window, else by the newest half of its mini-batches."""
+        if self.validated:
+            return self.validated[-1]
+        losses = self.newest.pushes.loss[len(self.newest.pushes.loss) // 2 :] if self.newest is not None else ()
+        return self.gauge.told_level(float(np.mean(losses))) if len(losses) else math.inf
+
     @property
     def has_learned(self) -> bool:
-        """Whether the newest mini-batches were clearly better than those of a model that knows nothing."""
+        """Whether the newest mini-batches, or a validation, were clearly better than those of a model that knows nothing."""
         loss = self.training_loss
-        return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained))
+        validated = self.level - self.gauge.untrained_level if math.isfinite(self.level) else math.inf
+        return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained), validated)
 
     def has_changed_pace(self) -> bool:
         """Whether the last two windows were both much slower, or both much faster, than when the system was chosen."""
@@ -258,9 +284,21 @@ class Training:
 
     # ----------------------------------------------------------------------------------------------------- settings
 
+    def insist(self, setting: Setting, why: str, names: tuple[str, ...] = _LEARNING) -> Steps[None]:
+        """Reconfigure; where that is refused, because the system is making up for a loss, the values `names` of `setting`
+        are asked for again before every window, and with every other change, until they are in force."""
+        if not (yield from self.change(setting, why)):
+            self._wanted = {n: getattr(setting, n) for n in names if getattr(setting, n) != getattr(self.setting, n)}
+
     def change(self, setting: Setting, why: str) -> Steps[bool]:
         """Reconfigure by the cheapest method; whether the branch now runs under `setting`."""
-        return True if setting == self.setting else (yield from self._change_in_steps(setting, why))
+        asked, now = setting != self.setting, self.setting
+        still = {n: value for n, value in self._wanted.items() if getattr(setting, n) == getattr(now, n)}
+        setting = replace(setting, **still)
+        if setting == now or (yield from self._change_in_steps(setting, why)):
+            self._wanted = {}
+            return True
+        return not asked
 
     def _change_in_steps(self, setting: Setting, why: str) -> Steps[bool]:
         """What learning depends on first: it takes effect at once, and training goes on while roles change."""
@@ -325,7 +363,7 @@ class Training:
             branch = yield from Fork(self.branch)
         except Rejected:
             return None
-        return Snapshot(branch, self.setting, self._named, self._pushes, self.level, self.loss, self.seconds)
+        return Snapshot(branch, self.setting, self._named, self.pushes, self.level, self.loss, self.seconds)
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
@@ -336,8 +374,8 @@ class Training:
     def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         yield from self._leave()
-        self.branch, self.setting, self._named = kept.branch, kept.setting, kept.named
-        self._pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
+        self.branch, self.setting, self._named, self._wanted = kept.branch, kept.setting, kept.named, {}
+        self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.highest_loss = False, 0.0
         self.lowest_loss = self.lowest_level = math.inf
         again = yield from self.snapshot()
@@ -346,7 +384,7 @@ class Training:
             yield from self.run(1)
             if again is None:
                 again = yield from self.snapshot()
-            yield from self.change(self._learning_of(setting), why)
+            yield from self.insist(self._learning_of(setting), why)
         return again
 
     def begin_again(self, setting: Setting, why: str) -> Steps[bool]:

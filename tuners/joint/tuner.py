@@ -10,9 +10,11 @@ made only where it is expected to save more than it costs. In the order in which
    the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
-   staleness is free and policies may be installed. A rate far from those that were
-   best in other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Where workers take local steps, these
-   are few until their time is known, and the servers' rate for what they have changed is the usual one.
+   staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
+   other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held
+   while it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
+   Where workers take local steps, these are few until their time is known, and the servers' rate for what they have changed
+   is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
@@ -32,12 +34,14 @@ made only where it is expected to save more than it costs. In the order in which
    where the seconds that this would save are worth the trial. Halve it where noise hides all drift. Cool by halves when the
    measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
    stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
-   over-fitted. A model that a hot window has thrown off is kept where it is soon as good as before.
+   over-fitted, or stands still and cooling sheds nothing. A model that a hot window has thrown off is kept where it is soon
+   as good as before.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
 
-Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. Every decision carries
+Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
+while it makes up for a loss is asked for again. Every decision carries
 its numbers, as the reason of the action that it leads to.
 """
 
@@ -55,9 +59,10 @@ from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
+from tuners.joint.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
+from tuners.joint.learning_model import HELPED_NATS, is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel
@@ -72,6 +77,11 @@ _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
+_SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
+# Deviations from the median of what is expected, of a start that is tried first. A cool one costs a few windows, while a
+# hot one may spoil the model.
+_PLAUSIBLE = (-3.0, 0.5)
+_HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
@@ -130,6 +140,7 @@ class JointCourse:
         self.placing = Placing(job, self.training, self.system, parts)
         if isinstance(self.heat, CopyHeat):
             self.training.takes_snapshots = False  # after a fork all workers pull at once, and all copies are equally old
+        self.learns = self.harms = False  # whether the start has clearly taught the model something, or spoilt it
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
         self.ruining = math.inf  # the lowest heat, if it keeps a model worse than one that knows nothing
@@ -147,7 +158,7 @@ class JointCourse:
             yield from self.begin()
             if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
                 self.training.first = yield from self.training.snapshot()
-            yield from self.placing.measure()
+            yield from self.measure()
             yield from self.placing.place()
             others = OtherKnobs(self.job, self.training, self.placing)
             if self.heat is None or self.heat.steps:
@@ -178,17 +189,20 @@ class JointCourse:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
         training, placing = self.training, self.placing
         looked = learned = training.seconds
+        course = list[float]()  # validated levels, since the job last began
         while True:
             # Machines that are back may be away again soon.
             rounds = 0.25 if placing.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
             yield from training.run(math.ceil(rounds * len(training.setting.workers)))
             learned = training.seconds if training.has_learned else learned
+            course += training.validated
             # Longer than that the job was not expected to last.
-            lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds and self.heat is None
+            lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds or self._stands_at_blank(course)
+            lost = lost and self.heat is None
             if lost and (yield from self.as_begun()):
-                learned = training.seconds
+                learned, course = training.seconds, []
             elif lost and training.first is not None and len(training.setting.workers) > 1:
-                learned, workers = training.seconds, len(training.setting.workers)
+                learned, course, workers = training.seconds, [], len(training.setting.workers)
                 placing.most_workers = max(1, workers // 2)
                 why = f"nothing was learned by {workers} workers; again from the untrained model"
                 yield from training.begin_again(placing.best(placing.most_workers), why)
@@ -200,6 +214,11 @@ class JointCourse:
                 if training.seconds > 2 * looked:  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
+
+    def _stands_at_blank(self, levels: list[float]) -> bool:
+        """Whether so many validations have told of neither progress nor drift that the model is lost."""
+        gauge = self.training.gauge
+        return is_lost(levels, gauge.blank_level, gauge.goal(self.training.loss))
 
     def as_begun(self) -> Steps[bool]:
         """Begin again as the job began, and leave its system so, once; whether that was done.
@@ -253,12 +272,55 @@ class JointCourse:
             why = "copies that are as old make gradients too stale"
             yield from self.training.change(fresh(self.job, self.training.setting), why)
         yield from self._begin_local_steps()
-        if self.heat is not None:
-            yield from self._begin_where_probable(self.heat)
-        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
-        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
-            yield from self.training.evaluate()
-            self.gauge.begin(self.training.loss, self.training.accuracy)
+        if not self.start_is_plausible:
+            yield from self._begin_where_probable()
+
+    @property
+    def start_is_plausible(self) -> bool:
+        """Whether the start may learn well, as far as is known before it was tried."""
+        if self.job.target.counts or self.job.space.takes_local_steps:
+            return False
+        heat = self.heat
+        if heat is None or heat.expected is None:
+            return True
+        apart = math.log(heat.of(self.job.start) / heat.expected.median) / heat.expected.deviation
+        return _PLAUSIBLE[0] <= apart <= _PLAUSIBLE[1]
+
+    def measure(self) -> Steps[None]:
+        """Train until the system is known; then leave the start's rate, if another one is more probable."""
+        if not self.start_is_plausible:
+            yield from self.placing.measure()
+            return
+        yield from self.try_start()
+        yield from self._begin_where_probable()
+
+    def try_start(self) -> Steps[None]:
+        """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
+        training, gauge, setting = self.training, self.gauge, self.training.setting
+        workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
+        seen = yield from training.glance(2 * workers)
+        times, levels, is_near, hints = [0.0], [gauge.untrained_level], False, False
+        while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
+            self.learns = self.learns or seen.helps
+            # Of what was validated before, mini-batches do not tell how it goes on.
+            unseen = 0 if training.validated or not validated else unseen + 1
+            validated = validated or bool(training.validated)
+            if not unseen:
+                times.append(training.seconds)
+                levels.append(training.told_level)
+                at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
+                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.training_loss)
+                left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
+                is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
+            hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
+            if not is_near or unseen > 2:
+                break
+            seen = yield from training.glance(workers)
+            rounds += 1
+        worse = math.isfinite(levels[0]) and not levels[-1] < gauge.blank_level + gauge.hurt
+        self.harms = training.diverged or (worse and not (self.learns or hints))
+        training.usual_push_seconds = training.push_seconds
+        self.placing.learn_blocks()
 
     def _begin_local_steps(self) -> Steps[None]:
         """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
@@ -269,14 +331,22 @@ class JointCourse:
             setting = outer.scaled(setting, outer.expected.median / outer.of(setting))
         yield from self.training.change(setting, "few local steps until their time is known; the usual outer rate")
 
-    def _begin_where_probable(self, heat: Heat) -> Steps[None]:
+    def _begin_where_probable(self) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
-        training, expected = self.training, heat.expected
-        if expected is None:
-            return
+        if self.heat is not None and self.heat.expected is not None:
+            yield from self._leave_start(self.heat, self.heat.expected)
+        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
+        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
+            yield from self.training.evaluate_untrained()
+
+    def _leave_start(self, heat: Heat, expected: Expected) -> Steps[None]:
+        """The same, for the rate alone. Where the start teaches the model something, that tells more than other jobs do."""
+        training = self.training
         wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
         here = heat.of(training.setting)
-        if abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
+        if self.harms:
+            wanted = min(wanted, here / _HARMED)
+        elif self.learns or abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
         setting = heat.scaled(training.setting, wanted / here)
         usual = heat.words(heat.scaled(training.setting, expected.median / here))
@@ -284,7 +354,9 @@ class JointCourse:
             f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
-        yield from training.change(setting, why)
+        # A model that has learned a little bears less heat, so the search would end at a lower one.
+        if not (yield from training.begin_again(setting, why)):
+            yield from training.change(setting, why)
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 

@@ -191,7 +191,7 @@ class Waiting:
         elif not (yield from training.begin_again(stricter, why)):
             if training.diverged:
                 raise JobOver
-            yield from training.change(stricter, why)
+            yield from training.insist(stricter, why)
         self._begin_anew()
 
     def _is_past(self, level: float, share: float) -> bool:

@@ -118,6 +118,32 @@ def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it()
     assert training.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
 
 
+def test_what_is_refused_while_a_loss_is_made_up_for_is_asked_for_again():
+    """A value that was to be taken back stayed to the end of the job: 26 s, where not tuning takes 13."""
+    made = of()
+    training, busy = Training(made, SystemModel(made)), [True]
+    answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
+    answers.run(training.insist(replace(made.start, pull_clocks=2), "taken back", ("pull_clocks",)))
+    answers.run(training.run(4))
+    assert training.setting == made.start
+    busy.clear()
+    answers.run(training.change(replace(made.start, learning_rate=0.05), "the next decision"))
+    assert training.setting == replace(made.start, learning_rate=0.05, pull_clocks=2)
+    asked = len(answers.changes())
+    answers.run(training.run(4))
+    assert len(answers.changes()) == asked
+
+
+def test_a_later_decision_about_the_same_knob_replaces_what_was_refused():
+    made = of()
+    training, busy = Training(made, SystemModel(made)), [True]
+    answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
+    answers.run(training.insist(replace(made.start, learning_rate=0.02), "cooler"))
+    busy.clear()
+    answers.run(training.change(replace(made.start, learning_rate=0.005), "cooler still"))
+    assert training.setting.learning_rate == 0.005
+
+
 def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_it():
     """The job went on without any snapshot, at a hotter rate. That diverged, and the job was over."""
     made = of()
@@ -367,6 +393,7 @@ def test_the_search_begins_at_a_probable_rate(factor, moved):
     made = replace(made, start=replace(made.start, learning_rate=rate, momentum=0.0))
     begun, answers = course(made, prior=True), Answers(made, flat)
     answers.run(begun.begin())
+    answers.run(begun.measure())
     assert begun.heat.of(begun.training.setting) == pytest.approx(
         median * math.exp(-deviation / 2) if moved else factor * median
     )
@@ -692,6 +719,18 @@ def test_machines_are_chosen_again_where_pushes_have_become_much_slower_or_faste
     assert len(chosen) == windows
 
 
+@pytest.mark.parametrize("metric", ["clocks", "samples"])
+def test_of_a_job_that_counts_its_work_it_is_known_how_long_it_lasts(metric):
+    """A fifth of the budget was expected to be left, however little was left to count."""
+    start = job().start
+    counted = 1 if metric == "clocks" else start.batch_size
+    made = of(target=replace(job().target, metric=metric, value=200.0 * counted), start=replace(start, loads=()))
+    begun, answers = course(made), Answers(made, flat)
+    assert begun.placing.seconds_left() == 0.2 * made.budget_seconds
+    answers.run(begun.training.run(40))
+    assert begun.placing.seconds_left() == pytest.approx(160 * begun.system.push_seconds(made.start))
+
+
 def test_what_cruise_wants_is_changed_by_the_cheapest_method_that_is_not_refused():
     """Its migration moves training data, too: on one arena that took the whole budget, where a relocation takes 3.5 s."""
     made = of(methods=("checkpoint", "migrate", "relocate"))
@@ -862,7 +901,7 @@ def test_where_noise_hides_all_drift_far_from_the_goal_the_heat_is_halved_at_onc
     begun, answers = course(made), Answers(made, flat)
     turns = iter(range(10_000))
     noisy_validations(made, answers, lambda setting: 0.6 + 0.3 * (next(turns) % 2) if setting.learning_rate < 0.5 else 5.0)
-    with pytest.raises(JobOver):
+    with suppress(JobOver):
         answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew).run())
     reasons = [a.reason for a in answers.asked if isinstance(a, Reconfigure)]
     here = next(i for i, reason in enumerate(reasons) if "noise hides all drift" in reason)
@@ -926,6 +965,29 @@ def test_where_nothing_is_learned_under_a_held_rate_the_job_goes_on_as_it_began(
     assert begun.placing.stays
 
 
+def test_where_only_places_are_free_a_model_is_given_up_after_ten_validations_without_progress():
+    """Fewer workers were tried after a fifth of the budget, which was too late for `preempted` 9."""
+    made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server")) for n in job().nodes))
+    begun, answers = course(made), Answers(made, flat)
+    answer, validations = answers.answer, []
+
+    def validated(action):
+        found = answer(action)
+        if not isinstance(action, Run):
+            return found
+        validations.append(answers.now)
+        over = "budget" if len(validations) > 14 else "running"
+        return replace(found, evaluations=(Evaluation(answers.now, action.clocks, 1.0, math.nan),), status=over)
+
+    answers.answer = validated
+    begun.training.first = answers.run(begun.training.snapshot())
+    with pytest.raises(JobOver):
+        answers.run(begun.go_on())
+    first = next(i for i, a in enumerate(answers.asked) if isinstance(a, Reconfigure) and "nothing was learned" in a.reason)
+    assert sum(isinstance(a, Run) for a in answers.asked[:first]) == 10
+    assert len(answers.asked[first].setting.workers) < len(made.start.workers)
+
+
 def test_a_level_that_stands_still_in_the_last_quarter_has_not_done_so_in_half_of_the_time():
     """`tf36-logr` halved its workers four times because no drift was left for a moment."""
     times = [float(i + 1) for i in range(100)]
@@ -943,6 +1005,50 @@ def test_a_heat_that_is_cooled_is_held_for_a_share_of_the_jobs_time(began, windo
     runs = [isinstance(a, Run) for a in answers.asked]
     first, second, *_ = (at for at, a in enumerate(answers.asked) if isinstance(a, Reconfigure))
     assert sum(runs[first:second]) == windows
+
+
+@pytest.mark.parametrize(("cooled", "ends"), [(1.0, True), (0.6, False)])
+def test_a_plateau_that_cooling_does_not_lower_is_left_from_an_early_model(cooled, ends):
+    """`mixed` 18 went back to the heat that had led there three times, lost the model each time, and missed its target."""
+    holding, answers = holding_of([0.0] * 4)
+    answer = answers.answer
+    answers.answer = lambda a: Evaluation(answers.now, 0, cooled, math.nan) if isinstance(a, Evaluate) else answer(a)
+    holding._kept = answers.run(holding._training.snapshot())
+    answers.run(holding._cool(0.0, -9.0, "no drift is left", stop=True, hidden=False))
+    assert bool(holding.ended) is ends
+    assert ends or holding.held == holding.top == holding._training.setting
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_the_rate_of_the_start_is_held_while_it_brings_the_target_near(near):
+    """A job that was over after two rounds took three times as long: a rate that others had liked spoilt its model."""
+    made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
+    median = course(made, prior=True).heat.expected.median
+    made = replace(made, start=replace(made.start, learning_rate=0.1 * median / stress(made.start)))
+    answers = Answers(made, flat)
+
+    def answer(action):
+        if not isinstance(action, Run):
+            return Answers.answer(answers, action)
+        now = answers.now + np.arange(1.0, action.clocks + 1)
+        made_window = window(made, np.exp(-now / 5) if near else np.ones(action.clocks), now)
+        answers.now += action.clocks
+        return replace(made_window, status="target" if answers.now > 12 else "running")
+
+    answers.answer = answer
+    answers.run(JointCourse(made, RuleParts()).play())
+    assert any("other jobs" in a.reason for a in answers.asked if isinstance(a, Reconfigure)) is not near
+
+
+def test_a_start_that_spoils_the_model_is_left_from_the_untrained_one():
+    made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
+    median = course(made, prior=True).heat.expected.median
+    made = replace(made, start=replace(made.start, learning_rate=1.5 * median / stress(made.start)))
+    begun, answers = course(made, prior=True), Answers(made, lambda setting, clocks: [9.0] * clocks)
+    begun.training.first = kept = answers.run(begun.training.snapshot())
+    answers.run(begun.measure())
+    assert begun.training.branch == kept.branch
+    assert begun.heat.of(begun.training.setting) == pytest.approx(1.5 / 4 * median)
 
 
 @pytest.mark.parametrize(
