@@ -114,7 +114,8 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
         rows = _most_samples(space, samples)
     batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
     cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
-    # A change of the batch compiles another program, which goes on with the gradients that the one before has kept.
+    # A change of the batch compiles another program. It goes on with the gradients that the one before has kept, so these
+    # have to be of one shape. Of embedding tables, they are kept as rows.
     changes = space.frees("batch_size") or space.frees("load") or space.base.loads or proxy.embedding is not None
     return LearningProgram(
         proxy.losses,

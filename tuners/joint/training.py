@@ -203,10 +203,10 @@ class Training:
         if math.isnan(self.level):
             self.level = before
 
-    def glance(self, clocks: int = 0, why: str = "") -> Steps[Glance]:
+    def glance(self, clocks: int = 0) -> Steps[Glance]:
         """Train so many clocks, or about two pushes per worker; the loss of the second half of their mini-batches, and what
         validation told."""
-        window = yield from self.run(clocks or self._least_clocks(), why)
+        window = yield from self.run(clocks or self._least_clocks())
         losses = window.pushes.loss[len(window.pushes.loss) // 2 :]
         mean = float(np.mean(losses)) if len(losses) else math.inf
         if self.diverged or not 0 < mean < math.inf:

@@ -41,8 +41,8 @@ The interval of checkpoints, where servers have no replicas, is chosen beside al
 machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
-while it makes up for a loss is asked for again. Every decision carries
-its numbers, as the reason of the action that it leads to.
+while it makes up for a loss is asked for again. Every decision carries its numbers, as the reason of the action that it
+leads to.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class JointCourse:
             learned = training.seconds if training.has_learned else learned
             course += training.validated
             # Longer than that the job was not expected to last.
-            lost = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds or self._stands_at_blank(course)
-            lost = lost and self.heat is None
+            late = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds
+            lost = self.heat is None and (late or self._stands_at_blank(course))
             if lost and (yield from self.as_begun()):
                 learned, course = training.seconds, []
             elif lost and training.first is not None and len(training.setting.workers) > 1:
@@ -333,14 +333,18 @@ class JointCourse:
 
     def _begin_where_probable(self) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
-        if self.heat is not None and self.heat.expected is not None:
-            yield from self._leave_start(self.heat, self.heat.expected)
+        heat = self.heat
+        if heat is None:
+            return
+        if heat.expected is not None:
+            yield from self._leave_start(heat, heat.expected)
         # The first mini-batches tell the loss of the untrained model, too, but with more noise.
-        if self.heat is not None and self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
+        if self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
             yield from self.training.evaluate_untrained()
 
     def _leave_start(self, heat: Heat, expected: Expected) -> Steps[None]:
-        """The same, for the rate alone. Where the start teaches the model something, that tells more than other jobs do."""
+        """Leave the start's heat for a more probable one, unless the start has taught the model something: that tells more
+        than other jobs do."""
         training = self.training
         wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
         here = heat.of(training.setting)
