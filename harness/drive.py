@@ -8,13 +8,11 @@ The tuner's thinking time is measured on the host and kept apart from simulated 
 from __future__ import annotations
 
 import re
-import signal
 import sysconfig
-import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -38,6 +36,7 @@ from tuners.actions import (
     TunerFactory,
     Window,
 )
+from tuners.thinking import ThinkingLimitError, thinking_limit
 
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 
@@ -46,7 +45,7 @@ Ending: TypeAlias = Literal["target", "budget", "diverged", "deadlock", "error"]
 
 _ACTIONS = (Run, Reconfigure, Fork, Free, Install, Evaluate, MeasureNoise)
 _LEAST_PROGRESS = 1e-9
-"""Share of the budget. An exchange that takes less counts as taking no time: a tuner cannot run for ever in tiny steps."""
+"""Share of the budget. A `Run` without a push that takes less trains nothing: a tuner cannot run for ever in tiny steps."""
 
 _PIECES = 50
 """After the tuner has returned, the job continues in windows of a fiftieth of the budget; their size changes no result."""
@@ -80,17 +79,13 @@ class _RunFailedError(Exception):
     """A fault ends the run. Takes the finished reason."""
 
 
-class _ThinkingLimitError(BaseException):
-    """Raised inside a tuner that thinks too long. A BaseException, so that the tuner's `except Exception` lets it pass."""
-
-
 def drive(
     tuner: Tuner, system: System, *, thinking_limit_seconds: float = 600.0, idle_exchanges: int = 1000
 ) -> Generator[Exchange, None, Outcome]:
     """Let `tuner` run the job of `system`. Yields every exchange; the generator's return value is the job's outcome.
 
     A `Run` is clipped to the rest of the budget. The job ends at its target, at the end of its budget, when it diverges or
-    deadlocks, and by a fault of the tuner: it spends no simulated time for `idle_exchanges` exchanges, thinks about one
+    deadlocks, and by a fault of the tuner: it trains nothing in `idle_exchanges` exchanges, thinks about one
     action for longer than `thinking_limit_seconds` (checked only in the main thread), raises, or yields something that is
     no action. Where it ends during another action than a `Run`, the harness asks for a last `Run` itself, which tells what
     was trained meanwhile. If the tuner returns, or does not catch that a `Run` was refused, the job continues under its
@@ -100,8 +95,7 @@ def drive(
     try:
         status = yield from _until_over(timed, system, idle_exchanges)
     except _RunFailedError as error:
-        cause = error.__cause__
-        trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
+        trace = "" if error.__cause__ is None else _trace_of(error.__cause__)
         return Outcome("error", str(error), system.now, timed.seconds, trace)
     finally:
         timed.close()
@@ -178,13 +172,13 @@ class _TimedTuner:
         first, self._fresh = self._fresh, False
         started = time.perf_counter()
         try:
-            with _time_limit(self._limit_seconds):
+            with thinking_limit(self._limit_seconds):
                 action = _next(self._tuner, answer, first=first)
         except StopIteration:
             return None
         except _RunFailedError:
             raise
-        except _ThinkingLimitError as error:
+        except ThinkingLimitError as error:
             raise _RunFailedError(
                 f"The tuner thought for more than {self._limit_seconds:g} s without asking anything: "
                 "it must yield an action, or return."
@@ -205,7 +199,7 @@ class _TimedTuner:
     def close(self) -> None:
         """Tell the tuner that its job is over; ignore what it does about it."""
         if isinstance(self._tuner, Generator):
-            with suppress(Exception, SystemExit, _ThinkingLimitError), _time_limit(self._limit_seconds):
+            with suppress(Exception, SystemExit, ThinkingLimitError), thinking_limit(self._limit_seconds):
                 self._tuner.close()
 
 
@@ -228,12 +222,13 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
         ended = yield from _over(system, exchange)
         if ended is not None:
             return ended
-        if system.now - spent_at > _LEAST_PROGRESS * system.job.budget_seconds:
+        spent = system.now - spent_at > _LEAST_PROGRESS * system.job.budget_seconds
+        if isinstance(exchange.answer, Window) and (exchange.answer.clocks or spent):
             idle, spent_at = 0, system.now
         else:
             idle += 1
         if idle >= idle_exchanges:
-            raise _RunFailedError(f"The tuner spent no simulated time in {idle} exchanges: it must Run, or return.")
+            raise _RunFailedError(f"The tuner trained nothing in {idle} exchanges: it must Run, or return.")
         try:
             action = timed.next(exchange.answer)
         except Rejected as error:
@@ -355,6 +350,14 @@ def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:
     return tuner.throw(Rejected(str(answer))) if isinstance(answer, Rejected) else tuner.send(answer)
 
 
+def _trace_of(error: BaseException) -> str:
+    """The traceback of an error, without the frames of the driver and of the contract, unless there are no others."""
+    found = traceback.TracebackException.from_exception(error)
+    others = [f for f in found.stack if f.filename != "<string>" and Path(f.filename).parent not in _NOT_OF_AUTHORS]
+    found.stack = traceback.StackSummary.from_list(others or list(found.stack))
+    return "".join(found.format())
+
+
 def _of_tuner(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames of an error in files of the tuner's author, who looks there and not in libraries or in the contract."""
     frames = list(traceback.extract_tb(error.__traceback__))
@@ -380,31 +383,3 @@ def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[A
     with suppress(StopIteration):
         return _next(tuner, answer, first=first)
     return None
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _ThinkingLimitError in the body after `seconds` of the host, and again every second until the body ends.
-
-    Does nothing outside the main thread, because Python delivers signals only there. Restores a timer that was running.
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-    armed = True  # a signal that arrives while the timer is being removed must not raise outside of the body
-
-    def ring(*_: object) -> None:
-        if armed:
-            raise _ThinkingLimitError
-
-    started = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        armed = False
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)

@@ -21,7 +21,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +30,7 @@ import numpy as np
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
 from tuners.adapters import advice
 from tuners.applicability import nothing_to_tune
+from tuners.thinking import ThinkingLimitError, thinking_limit
 from tuners.toys import toys
 
 __all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchanges"]
@@ -68,7 +69,12 @@ class CheckedTuner:
     def __str__(self) -> str:
         """The same in sentences."""
         asked = ", ".join(f"{name} {count}" for name, count in self.asked) or "nothing"
-        untested = f" Not tested, because no toy made it ask: {', '.join(self.unasked)}." if self.unasked else ""
+        untested = ""
+        if self.unasked:
+            untested = (
+                f" Not tested, because no system made it ask: {', '.join(self.unasked)}. Give `systems` on which it does, or "
+                "options of the tuner by which it asks sooner."
+            )
         source = "no action is made and dropped" if self.source else "the source was not there to be read"
         systems = f"{len(self.systems)} toy systems ({', '.join(self.systems)})"
         return (
@@ -81,12 +87,18 @@ class CheckedTuner:
 
 
 def check_tuner(
-    factory: TunerFactory, *, systems: Mapping[str, Callable[[int], System]] | None = None, seed: int = 7, most: int = 400
+    factory: TunerFactory,
+    *,
+    systems: Mapping[str, Callable[[int], System]] | None = None,
+    seed: int = 7,
+    most: int = 400,
+    thinking_limit_seconds: float = 60.0,
 ) -> CheckedTuner:
     """Raise AssertionError, saying where and what, unless tuners of `factory` keep the contract; return what was checked.
 
     `systems` has, by name, functions that make a new system from a seed; the default is the toys. The tuner makes at most
-    `most` exchanges on each. Of several faults, each kind is named once.
+    `most` exchanges on each, and thinks about one for `thinking_limit_seconds` of the host at most (checked only in the main
+    thread). Of several faults, each kind is named once.
     """
     faults: list[AssertionError] = []
     source = _checked(faults, check_source, factory)
@@ -94,7 +106,7 @@ def check_tuner(
     used = toys() if systems is None else systems
     runs = made = refused = 0
     for name, make in used.items():
-        check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most)
+        check = _Check(factory, functools.partial(make, seed), f"on {name!r}", most, thinking_limit_seconds)
         log = _checked(faults, check.one_run)
         if log is not None:
             asked.update(type(e.action).__name__ for e in log)
@@ -141,18 +153,21 @@ def exchanges(
     *,
     most: int = 400,
     refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False,
+    thinking_limit_seconds: float = 60.0,
 ) -> list[Exchanged]:
     """The log of a tuner on `system`: at most `most` exchanges; `refuses(index, action)` says which ones are refused.
 
-    Raises AssertionError where the tuner yields something else than an action, lets no time pass, or raises.
+    Raises AssertionError where the tuner yields something else than an action, lets no time pass, thinks for longer than the
+    limit, or raises.
     """
-    return list(_exchanges(_started(factory, system.job), system, most, refuses))
+    return list(_exchanges(_started(factory, system.job), system, most, refuses, thinking_limit_seconds))
 
 
 def check_source(factory: TunerFactory) -> bool:
     """Raise AssertionError where ``yield from`` is missing before an action or a generator: Python itself says nothing then.
 
-    Reads the whole module of the factory; returns False for a factory without source, which passes.
+    Reads, of the factory's module, the factory and what it calls there; the whole module where the factory is none of its
+    functions. Returns False for a factory without source, which passes.
     """
     plain = inspect.unwrap(factory.func if isinstance(factory, functools.partial) else factory)
     module = sys.modules.get(getattr(plain, "__module__", ""), None)
@@ -161,7 +176,7 @@ def check_source(factory: TunerFactory) -> bool:
     except (OSError, TypeError):
         return False
     known = vars(module) if module is not None else {}
-    for node in ast.walk(ast.parse(source)):
+    for node in _used_nodes(ast.parse(source), getattr(plain, "__name__", "")):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = _named(node.value.func, known)
             lazy = isinstance(called, type) and issubclass(called, Action)
@@ -171,14 +186,33 @@ def check_source(factory: TunerFactory) -> bool:
     return True
 
 
+def _used_nodes(module: ast.Module, name: str) -> Iterator[ast.AST]:
+    """The nodes of the function or class `name` at the top of a module, and of those there that it names, and so on; all
+    nodes where there is no such function."""
+    parts = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    if name not in parts:
+        yield from ast.walk(module)
+        return
+    todo, seen = [name], {name}
+    while todo:
+        for node in ast.walk(parts[todo.pop()]):
+            yield node
+            if isinstance(node, ast.Name) and node.id in parts.keys() - seen:
+                seen.add(node.id)
+                todo.append(node.id)
+
+
 class _Check:
     """The checks of one tuner on one system."""
 
-    def __init__(self, factory: TunerFactory, system: Callable[[], System], where: str, most: int) -> None:
+    def __init__(
+        self, factory: TunerFactory, system: Callable[[], System], where: str, most: int, thinking_limit_seconds: float
+    ) -> None:
         self.factory = factory
         self.system = system
         self.where = where
         self.most = most
+        self.thinking_limit_seconds = thinking_limit_seconds
         self.runs = self.exchanges = self.refused = 0
 
     def one_run(self) -> list[Exchanged]:
@@ -229,7 +263,13 @@ class _Check:
         self, when: str, refuses: Callable[[int, Action[Any]], bool] = lambda _index, _action: False
     ) -> list[Exchanged]:
         try:
-            log = exchanges(self.factory, self.system(), most=self.most, refuses=refuses)
+            log = exchanges(
+                self.factory,
+                self.system(),
+                most=self.most,
+                refuses=refuses,
+                thinking_limit_seconds=self.thinking_limit_seconds,
+            )
         except AssertionError as error:
             raise AssertionError(f"{_name(self.factory)} {self.where}, {when}: {error}") from error
         self.runs += 1
@@ -249,13 +289,17 @@ class _Check:
 
 
 def _exchanges(
-    tuner: Tuner, system: System, most: int, refuses: Callable[[int, Action[Any]], bool]
+    tuner: Tuner,
+    system: System,
+    most: int,
+    refuses: Callable[[int, Action[Any]], bool],
+    limit_seconds: float,
 ) -> Generator[Exchanged, None, None]:
     """The exchanges of a tuner that has begun, see `exchanges`."""
     answer: Any = None
     moved_at, moment = 0, system.now
     for index in range(most):
-        action = _next(tuner, answer)
+        action = _next(tuner, answer, limit_seconds)
         if action is None:
             return
         answer = _answer(system, action, refused=refuses(index, action))
@@ -287,12 +331,17 @@ def _answer(system: System, action: Action[Any], *, refused: bool) -> Any:
         return refusal
 
 
-def _next(tuner: Tuner, answer: Any) -> Action[Any] | None:
+def _next(tuner: Tuner, answer: Any, limit_seconds: float) -> Action[Any] | None:
     """The next action of the tuner, or None when it has finished."""
     try:
-        action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+        with thinking_limit(limit_seconds):
+            action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
     except StopIteration:
         return None
+    except ThinkingLimitError as error:
+        raise AssertionError(
+            f"It thinks for more than {limit_seconds:g} s without asking anything: yield an action, or return."
+        ) from error
     except Rejected as refusal:
         raise AssertionError(f"It does not survive a refusal ({refusal}): catch Rejected and go on.") from refusal
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _MORE = """\
 _LONGEST = 4  # entries of a list that are printed
 _BRIEF_SECONDS = 100.0  # the budget of a job below which times are printed in milliseconds
 _DAY_SECONDS = 86_400.0  # for thinking about one action: a person may sit in the debugger
+_LONG_SECONDS = 10.0  # of thinking about one action, after which the screen says so
 
 
 def add_play(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -46,12 +48,17 @@ def _play(options: argparse.Namespace) -> int:
     from harness.scenario import load, system
     from harness.score import ending, score
     from tuners import resolve_contestant
+    from tuners.testing import check_source
 
     scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
     factory = entry.factory
+    try:
+        check_source(factory)
+    except AssertionError as error:
+        print(f"Probably a mistake: {error}", file=sys.stderr)  # noqa: T201
     made = system(scenario, options.seed)
     played = play(
-        _debugged(factory) if options.pdb else factory,
+        _announced(_debugged(factory) if options.pdb else factory),
         made,
         watch=ExchangePrinter(made.job),
         thinking_limit_seconds=_DAY_SECONDS,
@@ -61,6 +68,39 @@ def _play(options: argparse.Namespace) -> int:
         print(played.outcome.trace, file=sys.stderr)  # noqa: T201
     _say(ending(row, played.outcome.seconds))
     return 1 if row.status == "error" else 0
+
+
+def _announced(factory: TunerFactory) -> TunerFactory:
+    """The same tuner; the screen says so where it thinks for long."""
+    from tuners.actions import Rejected
+
+    words = f"(the tuner has not asked anything for {_LONG_SECONDS:g} s; Ctrl-C ends this)"
+
+    def announced(job: Job) -> Any:
+        tuner = factory(job)
+        return _thinking(tuner) if isinstance(tuner, Generator) else tuner
+
+    def _thinking(tuner: Any) -> Any:
+        answer: Any = None
+        try:
+            while True:
+                timer = threading.Timer(_LONG_SECONDS, _say, [words])
+                timer.daemon = True
+                timer.start()
+                try:
+                    action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+                except StopIteration:
+                    return
+                finally:
+                    timer.cancel()
+                try:
+                    answer = yield action
+                except Rejected as refusal:
+                    answer = refusal
+        finally:
+            tuner.close()
+
+    return announced
 
 
 def _debugged(factory: TunerFactory) -> TunerFactory:
@@ -95,8 +135,16 @@ class ExchangePrinter:
         self._digits = 3 if job.budget_seconds < _BRIEF_SECONDS else 1  # after the point, of seconds
         self._seconds = 0.0
         self._settings = {0: job.start}  # of each branch
+        self._has_returned = False  # the tuner, and that was shown
 
     def __call__(self, exchange: Exchange) -> None:
+        returned = not exchange.asked and not exchange.after_end
+        if not (returned and self._has_returned and _is_uneventful(exchange.answer)):
+            self._show(exchange)
+        self._has_returned = self._has_returned or returned
+        self._seconds = exchange.seconds
+
+    def _show(self, exchange: Exchange) -> None:
         branch = getattr(exchange.action, "branch", 0)
         before = self._settings.get(branch, self._job.start)
         self._say(
@@ -106,7 +154,6 @@ class ExchangePrinter:
             self._say(f"{'':12}  # {reason}")
         self._say(f"{'':12}  -> {_answer_words(exchange.answer, before, self._digits)}")
         self._note(exchange, branch, before)
-        self._seconds = exchange.seconds
 
     def _note(self, exchange: Exchange, branch: int, before: Setting) -> None:
         from tuners.actions import Cost, Fork, Reconfigure, Rejected, Window
@@ -121,13 +168,20 @@ class ExchangePrinter:
             self._settings[branch] = exchange.answer.setting
 
 
+def _is_uneventful(answer: Any) -> bool:
+    """Whether a window tells of nothing but training."""
+    from tuners.actions import Window
+
+    return isinstance(answer, Window) and answer.status == "running" and not answer.events
+
+
 def _unasked_words(exchange: Exchange) -> str:
     """Why the harness asked, and not the tuner; "" where the tuner did."""
     if exchange.asked:
         return ""
     if exchange.after_end:
         return " (the job has ended; its last pushes)"
-    return " (the tuner has returned; the job goes on)"
+    return " (the tuner has returned; the job goes on, and only events are shown)"
 
 
 def _action_words(action: Any, before: Setting) -> str:

@@ -226,6 +226,11 @@ def spends_crumbs(job: Job) -> Tuner:
         yield from Run(seconds=1e-13)
 
 
+def forks_for_ever(job: Job) -> Tuner:
+    while True:
+        yield from Free((yield from Fork(0)))
+
+
 def raises_at_once(job: Job) -> Tuner:
     raise LookupError("no such luck")
 
@@ -286,8 +291,9 @@ def asks_for_the_impossible(job: Job) -> Tuner:
         (yields_a_class, r"The tuner yielded <class .*Run'>, which is no action"),
         (yields_nothing, r"The tuner yielded None, which is no action"),
         (does_not_catch, r"The tuner did not catch that an action was refused: Cannot use branch 7"),
-        (spends_no_time, r"The tuner spent no simulated time in 1000 exchanges"),
-        (spends_crumbs, r"The tuner spent no simulated time in 1000 exchanges"),
+        (spends_no_time, r"The tuner trained nothing in 1000 exchanges"),
+        (spends_crumbs, r"The tuner trained nothing in 1000 exchanges"),
+        (forks_for_ever, r"The tuner trained nothing in 1000 exchanges"),
         (raises_at_once, r"The tuner raised LookupError: no such luck"),
         (is_no_generator, r"The tuner is no generator but \[Run\(.*write a function of a Job that yields actions"),
         (returns_nothing, r"The tuner is no generator but None: write a function of a Job that yields actions\.$"),

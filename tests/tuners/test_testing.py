@@ -49,7 +49,7 @@ def test_actions_that_no_toy_made_a_tuner_ask_are_named():
 
     found = check_tuner(never)
     assert found.unasked == ("Reconfigure",)
-    assert "Not tested, because no toy made it ask: Reconfigure." in str(found)
+    assert "Not tested, because no system made it ask: Reconfigure." in str(found)
 
 
 def test_the_toys_carry_out_every_action():
@@ -243,6 +243,32 @@ def test_an_action_that_is_made_and_dropped_is_found(tmp_path, monkeypatch, line
     with pytest.raises(AssertionError, match=r"Line 8 of dropping makes .* drops it: write `yield from ") as caught:
         check_source(dropping.mine)
     assert text in str(caught.value)
+
+
+def test_what_another_function_of_the_file_drops_is_not_the_tuners(tmp_path, monkeypatch):
+    (tmp_path / "other.py").write_text(
+        "from tuners.actions import Run\n"
+        "def helper(job):\n    yield from Run(clocks=1)\n"
+        "def mine(job):\n    yield from helper(job)\n"
+        "def unfinished(job):\n    Run(clocks=10)\n    yield from helper(job)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "other", raising=False)
+    import other
+
+    assert check_source(other.mine)
+    with pytest.raises(AssertionError, match="Line 7 of other makes"):
+        check_source(other.unfinished)
+
+
+def test_a_tuner_that_thinks_for_ever_is_told_so():
+    def forever(job):
+        yield from Run(clocks=1)
+        while True:
+            pass
+
+    with pytest.raises(AssertionError, match=r"It thinks for more than 0\.1 s without asking anything"):
+        check_tuner(forever, thinking_limit_seconds=0.1)
 
 
 def test_a_tuner_without_source_passes_the_look_at_it():

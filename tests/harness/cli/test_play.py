@@ -34,6 +34,7 @@ from tuners.policies import asp
 
 ROOT = Path(__file__).parents[3]
 TUNER = """
+import time
 from dataclasses import replace
 from tuners.actions import Reconfigure, Run
 
@@ -48,6 +49,14 @@ def broken(job):
 def stops(job):
     yield from Run(clocks=20)
     breakpoint()
+
+def drops(job):
+    Run(clocks=3)
+    yield from Run(clocks=3)
+
+def slow(job):
+    time.sleep(0.1)
+    yield from Run(clocks=3)
 """
 
 
@@ -75,7 +84,7 @@ def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str
     assert "nan" not in "".join(lines)  # this job has no losses
     assert "Reconfigure(batch_size 4 -> 2)" in lines[2]
     assert lines[3].strip().startswith("-> done in ")
-    assert "(the tuner has returned; the job goes on)" in lines[4]
+    assert "(the tuner has returned; the job goes on, and only events are shown)" in lines[4]
     assert lines[-2].strip().endswith("ended: target")
     assert lines[-1].startswith("target after ")
     assert lines[-1].endswith("60 pushes, 1 change, overhead 0.0 s.")
@@ -93,8 +102,25 @@ def test_times_of_a_brief_job_are_printed_in_milliseconds(here: Path, capsys: py
 def test_a_tuner_that_fails_is_status_1_with_its_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "tiny.toml", "played:broken"]) == 1
     said = capsys.readouterr()
-    assert 'line 11, in broken\n    raise RuntimeError("no luck")' in said.err
+    assert 'line 12, in broken\n    raise RuntimeError("no luck")' in said.err
     assert "error after " in said.out
+
+
+def test_of_a_tuner_that_has_returned_only_events_are_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "tiny.toml").write_text(arena.TIMING.replace("seconds = 2000", "seconds = 20"))
+    assert main(["play", "tiny.toml", "played:drops"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("the tuner has returned") == 1
+    assert "s  Run(" in said.out.splitlines()[-3]  # the last one, which tells how the job ended
+    assert "Line 19 of played makes Run(clocks=3) and drops it" in said.err
+
+
+def test_thinking_for_long_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.cli.play._LONG_SECONDS", 0.01)
+    assert main(["play", "tiny.toml", "played:slow"]) == 0
+    assert "(the tuner has not asked anything for 0.01 s; Ctrl-C ends this)" in capsys.readouterr().out
 
 
 def test_the_debugger_starts_where_the_tuner_fails(here: Path) -> None:
