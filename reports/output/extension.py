@@ -33,7 +33,7 @@ def among_published(
     shows that this program still computes what the site's did.
 
     Raises ValueError where `site` is no published site; where it lacks a scenario, or has another text of it; where
-    `results` have more seeds of a scenario, and lack one of the site's tuners there; where both have no tuner in common;
+    `results` have fewer seeds of a scenario, or more and lack one of the site's tuners there; where both have no tuner in common;
     where a tuner that is not `replaced` has other outcomes; or where one that is `replaced` was not played.
     """
     manifest, published = _read(site)
@@ -86,20 +86,20 @@ def _check_scenarios(
     manifest: dict[str, Any],
     published: pl.DataFrame,
 ) -> None:
-    """Raise ValueError where the site does not have all scenarios of the results, with the same texts, or lacks seeds that
-    some of its tuners were not played with."""
+    """Raise ValueError where the site does not have all scenarios of the results, with the same texts, or has other seeds."""
     known = manifest.get("seeds_of", {})
     for name, seeds in sorted(results.manifest.get("seeds_of", {}).items()):
         if name not in known:
             raise ValueError(
                 f"Cannot add {folder} to {site}: no scenario {name!r} is there. Play those of {site / 'scenarios'}."
             )
-        # More seeds are no comparison with tuners that have fewer.
+        # A pair of tuners is compared on the seeds of both, so that a tuner with few seeds would leave few of the others'.
         theirs_here, ours_here = (frame.filter(pl.col("scenario") == name)["tuner"] for frame in (published, _runs(results)))
-        if seeds > known[name] and not set(theirs_here) <= set(ours_here):
+        if seeds < known[name] or (seeds > known[name] and not set(theirs_here) <= set(ours_here)):
+            go_on = " --resume" if seeds < known[name] else ""
             raise ValueError(
                 f"Cannot add {folder} to {site}: {name} has {seeds} seeds, and {known[name]} there. "
-                f"Play it with --seeds {known[name]}."
+                f"Play it with --seeds {known[name]}{go_on}."
             )
     theirs, ours = ({name: text.encode() for name, text in each.items()} for each in (texts(site), scenarios))
     check_same(ComparisonFolder(site, manifest, theirs), ComparisonFolder(folder, results.manifest, ours))

@@ -41,7 +41,7 @@ def _table(rows: pl.DataFrame, columns: int) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("could\nlead", no_wrap=True)
     for row in shown:
-        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_LEADS.get(row["standing"], "-"))]
+        cells = [*_cells(row), *(Text(cell(row)) for cell in plain.values()), Text(_leads(row))]
         if row["role"] == "oracle":
             table.add_section()
         table.add_row(*cells, style="dim" if row["role"] == "oracle" else None)
@@ -91,7 +91,11 @@ def _fitting(
     return kept, gap, {**widths, "tuner": widths["tuner"] + more}
 
 
-_LEADS = {"leader": "leads", "not told apart": "could", "behind": "no", "ahead": "no"}
+def _leads(row: dict[str, Any]) -> str:
+    """Whether a tuner leads, or could: the leader reached its target, and failed in no run."""
+    if row["standing"] in ("", "leader"):
+        return "leads" if row["standing"] else "-"
+    return "could" if row["standing"] == "not told apart" and row["reached"] and not row["failed"] else "no"
 
 
 def _plain_columns(rows: pl.DataFrame, columns: int) -> dict[str, Callable[[dict[str, Any]], str]]:
@@ -140,8 +144,8 @@ def notes(rows: pl.DataFrame) -> list[str]:
         sentences = [
             f"Times, ratios: medians over {runs} paired seeds ({coverage(rows)}); else means. Done: target reached."
         ]
-    if ">" in rows["completion_bound"]:
-        sentences.append("> means: most runs did not reach the target within the budget.")
+    if rows.select(pl.any_horizontal(pl.col("completion_bound", "ratio_bound").is_in([">", "<"])).any()).item():
+        sentences.append("> and <: at least and at most that, as runs that missed their target would have taken longer.")
     what, better = ("cost", "cheaper") if "usd" in rows["minimise"] else ("time", "faster")
     if REFERENCE in present:
         sentences.append(

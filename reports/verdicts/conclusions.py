@@ -82,7 +82,7 @@ def answer(rows: pl.DataFrame) -> Answer:
     if leader["tuner"] == REFERENCE:
         before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
     elif REFERENCE in close:
-        before, why = f"No tuner is told apart from fixed. The least {_WORDS[leader['minimise']].what} has ", ""
+        before, why = f"No tuner is told apart from fixed. The least mean {_WORDS[leader['minimise']].what} has ", ""
     else:
         before, why = "Use ", ""
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
@@ -91,9 +91,18 @@ def answer(rows: pl.DataFrame) -> Answer:
         why += " Fewer than three seeds tell nothing apart."
     elif others:
         why += f" Not told apart from it: {few(others)}."
+        why += _more_seeds(leader)
+    elif REFERENCE in close:
+        why += _more_seeds(leader)
     elif apart:
         why += " All others are told apart from it."
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
+
+
+def _more_seeds(leader: dict[str, Any]) -> str:
+    """What to do where tuners are not told apart by few seeds; "" from as many on as 95 % intervals need."""
+    seeds = int(leader["seeds"])
+    return "" if coverage_limit(seeds) >= LEVEL else f" {seeds} seeds tell only large, steady differences apart; give six."
 
 
 def _measured(row: dict[str, Any]) -> str:

@@ -174,6 +174,8 @@ def test_without_a_tuner_in_both_nothing_shows_that_they_fit(site, tmp_path):
     [
         ({"scenarios": ("home", "elsewhere")}, {}, "no scenario 'elsewhere' is there"),
         ({"seeds": 4}, {}, r"away has 4 seeds, and 3 there\. Play it with --seeds 3"),
+        ({"seeds": 2}, {}, r"away has 2 seeds, and 3 there\. Play it with --seeds 3 --resume"),
+        ({"seeds": 2}, {"replaced": ["fixed"]}, r"away has 2 seeds, and 3 there"),
         ({}, {"replaced": ["cruise"]}, "Cannot replace 'cruise'"),
     ],
 )
