@@ -36,7 +36,7 @@ from tuners.actions import (
     TunerFactory,
     Window,
 )
-from tuners.thinking import ThinkingLimitError, thinking_limit
+from tuners.testing import ThinkingLimitError, thinking_limit
 
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 

@@ -20,7 +20,7 @@ import polars as pl
 from traces.convert import atomic_folder
 from traces.foreign import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
-from traces.plausible import TableRules, check, check_order, fault
+from traces.plausible import TableRules, check, check_order, check_units, fault
 from traces.schema import TRACE, setting_from
 from tuners.near_names import near_names
 from tuners.settings import POLICIES
@@ -96,6 +96,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
         # One log may follow the other; the numbers of rows in messages are those of the file until here.
         frame = frame.sort("run", "branch", "seconds", nulls_last=True, maintain_order=True)
     check(frame, rules, file)
+    check_units(frame.lazy(), rules, file)
     return frame
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from traces.plausible import TableRules, TraceError, check_columns, check_values, disorder, fault
+from traces.plausible import TraceError, check_columns, check_units, check_values, disorder, fault
 from traces.schema import TRACE, TRACE_VERSION
 from traces.store import write_bytes
 
@@ -223,25 +223,8 @@ def _check_table(folder: Path, table: str) -> int:
     if frames and (found := disorder(pl.concat(frames), rule)):
         part = max(i for i, start in enumerate(starts) if start <= found.row)
         raise fault(paths[part], found.why, row=found.row - starts[part], column=found.column)
-    _check_units(folder, table, rule)
+    check_units(scan(folder, table), rule, folder / table)
     return rows
-
-
-def _check_units(folder: Path, table: str, rule: TableRules) -> None:
-    """Raise TraceError if the parts of iterations take much longer than the time between the first and the last."""
-    parts = [c for c in rule.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
-    if not parts or not rule.time:
-        return
-    spent = pl.sum_horizontal(pl.col(parts).fill_null(0.0))
-    by = scan(folder, table).group_by("run", "branch", "worker")
-    sums = by.agg(spent.sum(), since=pl.col("seconds").max() - pl.col("seconds").min()).collect()
-    # In seconds the sum is about as long as the time; in milliseconds it is a thousand times as long.
-    wrong = sums.filter(pl.col("since") > 0, pl.col(parts[0]) > 100 * pl.col("since")).sort("run", "branch", "worker")
-    if wrong.height:
-        run, worker = wrong["run"][0], wrong["worker"][0]
-        took = f"{wrong[parts[0]][0]:g} s in all, within {wrong['since'][0]:g} s"
-        why = f"the iterations of run {run!r}, worker {worker}, take {took} (are these milliseconds?)."
-        raise fault(folder / table, why, column=parts[0])
 
 
 def _parts(folder: Path, table: str) -> list[Path]:

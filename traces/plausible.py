@@ -21,6 +21,7 @@ __all__ = [
     "check",
     "check_columns",
     "check_order",
+    "check_units",
     "check_values",
     "disorder",
     "fault",
@@ -120,6 +121,23 @@ def check_order(frame: pl.DataFrame, table: TableRules, where: Path | str) -> No
         raise fault(where, found.why, row=found.row, column=found.column)
 
 
+def check_units(frame: pl.LazyFrame, table: TableRules, where: Path | str) -> None:
+    """Raise TraceError if the parts of iterations take much longer than the time between the first and the last."""
+    parts = [c for c in table.columns if c in ("compute_seconds", "pull_seconds", "push_seconds", "wait_seconds")]
+    if not parts or not table.time:
+        return
+    spent = pl.sum_horizontal(pl.col(parts).fill_null(0.0))
+    by = frame.group_by("run", "branch", "worker")
+    sums = by.agg(spent.sum(), since=pl.col("seconds").max() - pl.col("seconds").min()).collect()
+    # In seconds the sum is about as long as the time; in milliseconds it is a thousand times as long.
+    wrong = sums.filter(pl.col("since") > 0, pl.col(parts[0]) > 100 * pl.col("since")).sort("run", "branch", "worker")
+    if wrong.height:
+        run, worker = wrong["run"][0], wrong["worker"][0]
+        took = f"{wrong[parts[0]][0]:g} s in all, within {wrong['since'][0]:g} s"
+        why = f"the iterations of run {run!r}, worker {worker}, take {took} (are these milliseconds?)."
+        raise fault(where, why, column=parts[0])
+
+
 class Disorder(NamedTuple):
     """A duplicate row, or a row out of order."""
 
@@ -143,7 +161,8 @@ def disorder(frame: pl.DataFrame, table: TableRules) -> Disorder | None:
         back = frame.select(behind.fill_null(value=False)).to_series()
         if back.any():
             row = _first(back)
-            return Disorder(row, table.time, f"time runs backwards: {frame[table.time][row]} follows later ones.")
+            why = f"time runs backwards: {frame[table.time][row]} follows later ones; sort the rows by {table.time}."
+            return Disorder(row, table.time, why)
     return None
 
 

@@ -18,22 +18,32 @@ import functools
 import inspect
 import random
 import re
+import signal
 import sys
 import textwrap
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
-from tuners.adapters import advice
 from tuners.applicability import nothing_to_tune
-from tuners.thinking import ThinkingLimitError, thinking_limit
 from tuners.toys import toys
 
-__all__ = ["CheckedTuner", "Exchanged", "check_source", "check_tuner", "exchanges"]
+__all__ = [
+    "CheckedTuner",
+    "Exchanged",
+    "ThinkingLimitError",
+    "check_source",
+    "check_tuner",
+    "exchanges",
+    "thinking_limit",
+]
 
 T = TypeVar("T")
 
@@ -72,8 +82,8 @@ class CheckedTuner:
         untested = ""
         if self.unasked:
             untested = (
-                f" Not tested, because no system made it ask: {', '.join(self.unasked)}. Give `systems` on which it does, or "
-                "options of the tuner by which it asks sooner."
+                f" Not tested, because no system made it ask: {', '.join(self.unasked)}. Give `systems` on which it "
+                "does, or options of the tuner by which it asks sooner."
             )
         source = "no action is made and dropped" if self.source else "the source was not there to be read"
         systems = f"{len(self.systems)} toy systems ({', '.join(self.systems)})"
@@ -352,6 +362,8 @@ def _next(tuner: Tuner, answer: Any, limit_seconds: float) -> Action[Any] | None
 
 
 def _started(factory: TunerFactory, job: Job) -> Tuner:
+    from tuners.adapters import advice  # here, because it imports the search, which few runs need
+
     tuner = factory(job)
     if not isinstance(tuner, Generator):
         if isinstance(tuner, Coroutine):
@@ -387,3 +399,35 @@ def _name(factory: TunerFactory) -> str:
 
 def _fail(message: str) -> NoReturn:
     raise AssertionError(message)
+
+
+class ThinkingLimitError(BaseException):
+    """Raised inside a tuner that thinks too long. A BaseException, so that the tuner's `except Exception` lets it pass."""
+
+
+@contextmanager
+def thinking_limit(seconds: float) -> Iterator[None]:
+    """Raise ThinkingLimitError in the body after `seconds` of the host, and again every second until the body ends.
+
+    Does nothing outside the main thread, because Python delivers signals only there. Restores a timer that was running.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    armed = True  # a signal that arrives while the timer is being removed must not raise outside of the body
+
+    def ring(*_: object) -> None:
+        if armed:
+            raise ThinkingLimitError
+
+    started = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)

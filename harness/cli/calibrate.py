@@ -136,6 +136,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
+    if options.out.exists():
+        raise ValueError(f"Cannot write {options.out}: it is there already; remove it, or name another file.")
     path, wanted = options.trace or (None, None)
     recording, origin = _recorded(path, options.source, wanted, options)
     program_cache.use()

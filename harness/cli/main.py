@@ -253,7 +253,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
     found: list[str] = []
     for name in names:
-        if len(several := split_names(name)) > 1 and not name.endswith(".toml"):
+        if not name.endswith(".toml") and len(several := split_names(name)) > 1:
             raise ValueError(f"No scenario {name!r}: separate scenarios by spaces: {' '.join(several)}.")
         if name.endswith(".toml"):
             load(name)

@@ -27,7 +27,7 @@ class CommandParser(argparse.ArgumentParser):
     """Refuses unknown words with status 2 and a "did you mean"; its subcommands' parsers are of the same class."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"formatter_class": _FittedHelp, **options})
+        super().__init__(**{"formatter_class": _FittedHelp, "allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # argparse would collect unknown words of a subcommand and report them as the main program's, without its usage.

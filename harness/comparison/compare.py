@@ -18,7 +18,7 @@ from harness.comparison import oracle_cache, pool, results, results_folder
 from harness.comparison.plan import oracle_tasks, planned
 from harness.comparison.run_process import Done, Progress, Task
 from harness.scenario import Scenario
-from tuners import Entry
+from tuners import Entry, resolve
 
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
 
@@ -95,9 +95,10 @@ def compare(
     """
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
+    entries = [t if isinstance(t, Entry) else resolve(t) for t in tuners]
     # Before the plan, which may play reference runs of drawn scenarios for minutes.
     results_folder.check_folder(out, resume=resume)
-    plan = planned(scenarios, tuners, seeds, system, calibration_draws, record=record)
+    plan = planned(scenarios, entries, seeds, system, calibration_draws, record=record)
     if device != _CPU:
         _check_device(device, address)
     manifest = plan.manifest(seeds) | ({"device": device} if work is None else {"system": "live"})

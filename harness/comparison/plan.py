@@ -15,7 +15,7 @@ from harness.scenario import Scenario, building, load, matching
 from harness.scenario.tables import MOST_SEEDS
 from harness.version import HARNESS_VERSION
 from traces.schema import VERSION
-from tuners import Entry, resolve
+from tuners import Entry
 
 __all__ = ["Plan", "check_each_once", "oracle_tasks", "planned"]
 
@@ -57,7 +57,7 @@ def check_each_once(what: str, names: Sequence[str]) -> None:
 
 def planned(
     scenarios: Sequence[str | Path | Scenario],
-    tuners: Sequence[str | Entry],
+    tuners: Sequence[Entry],
     seeds: int | None,
     system: str,
     calibration_draws: int,
@@ -72,7 +72,7 @@ def planned(
         raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
-    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
+    entries = tuple(tuners)
     given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
     drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
     loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))

@@ -317,7 +317,7 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
 def _advice(path: str, key: str) -> str:
     """What to write in place of `key`, which the table at `path` does not have: it may belong in another table."""
     homes = [f"[{name}]" for name, struct in TABLES.items() if name and "." not in name and key in struct.__struct_fields__]
-    if homes and not path:
+    if homes:
         return f"it belongs in {' or '.join(homes)}."
     return near_names(key, TABLES[path].__struct_fields__)
 

@@ -33,8 +33,8 @@ def among_published(
     shows that this program still computes what the site's did.
 
     Raises ValueError where `site` is no published site; where it lacks a scenario, or has another text of it; where
-    `results` have fewer seeds of a scenario, or more and lack one of the site's tuners there; where both have no tuner in common;
-    where a tuner that is not `replaced` has other outcomes; or where one that is `replaced` was not played.
+    `results` have fewer seeds of a scenario, or more and lack one of the site's tuners there; where both have no tuner in
+    common; where a tuner that is not `replaced` has other outcomes; or where one that is `replaced` was not played.
     """
     manifest, published = _read(site)
     _check_scenarios(results, folder, scenarios, site, manifest, published)
@@ -86,7 +86,7 @@ def _check_scenarios(
     manifest: dict[str, Any],
     published: pl.DataFrame,
 ) -> None:
-    """Raise ValueError where the site does not have all scenarios of the results, with the same texts, or has other seeds."""
+    """Raise ValueError where the site lacks a scenario of the results, or has another text or other seeds of it."""
     known = manifest.get("seeds_of", {})
     for name, seeds in sorted(results.manifest.get("seeds_of", {}).items()):
         if name not in known:

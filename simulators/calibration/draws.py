@@ -68,11 +68,11 @@ def draw_of(path: Path, number: int) -> Draw | None:
     if number > min(counts):
         raise ValueError(f"draw: {path} has {min(counts)} draws of its constants, not {number}.")
     constants = {name: {n: v[number - 1] for n, v in one.get("draws", {}).items()} for name, one in fitted.items()}
-    conditions = tables.get("conditions", {})
+    clusters = {name: one.get("cluster", {}) for name, one in tables.get("scenario", {}).items()}
     ratios = {
         name: drawn[_LATENCY] / fitted_seconds
         for name, drawn in constants.items()
-        if _LATENCY in drawn and (fitted_seconds := conditions.get(name, {}).get(_LATENCY, 0.0)) > 0
+        if _LATENCY in drawn and (fitted_seconds := clusters.get(name, {}).get(_LATENCY, 0.0)) > 0
     }
     return Draw(constants, ratios, {kind: name for name, one in fitted.items() for kind in one.get("node_types", ())})
 

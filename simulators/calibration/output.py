@@ -47,8 +47,9 @@ def digest(paths: Sequence[Path], root: Path) -> str:
 def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -> str:
     """The text of the file."""
     lines = [
-        "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file;",
-        "# copy the tables cluster, costs and conditions into a scenario's tables of the same names.",
+        "# Written by `harness calibrate`. Node types: cluster.profiles = this file; workloads: workload.file = this file.",
+        "# Copy the keys of scenario.WORKLOAD.cluster, scenario.WORKLOAD.conditions and costs to a scenario's tables",
+        "# cluster, conditions and costs.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
         *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
@@ -62,13 +63,13 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     (shared,) = {(fit.constants.discipline, fit.constants.control_queue) for fit in fits.values()}
     clocks = min((row.snapshot_clocks for row in recording.rows), default=0)
     optional = {"control_queue": shared[1], "snapshot_clocks": clocks}
-    lines += _table("cluster", {"discipline": shared[0]} | {name: value for name, value in optional.items() if value})
+    cluster = {"discipline": shared[0]} | {name: value for name, value in optional.items() if value}
     choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
     lines += _table("costs", costs)
     for name, fit in fits.items():
         rows = with_speeds([r for r in recording.rows if r.workload == name], fit.common_seconds)
-        lines += _workload(name, fit, rows, origin)
+        lines += _workload(name, fit, rows, origin, cluster)
     for name in dict.fromkeys(e.workload for e in recording.efforts):
         lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
     if recording.noise is not None:
@@ -100,7 +101,8 @@ def _restarts(timed: Sequence[tuple[float, float]]) -> dict[str, float]:
     return {"restart_seconds": max(rest, 0.0), "checkpoint_bytes_per_second": rate, "restore_bytes_per_second": rate}
 
 
-def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> list[str]:
+def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, cluster: Mapping[str, Any]) -> list[str]:
+    """The tables of one workload; `cluster` are the keys of a scenario's cluster that all workloads have alike."""
     constants, source = fit.constants, f"calibrated to {origin.source}, {fit.rows} rows, SHA-256 {origin.digest[:12]}"
     defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
     asked = demand(constants)
@@ -122,7 +124,9 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance) -> l
     conditions: dict[str, Any] = {"jitter": constants.jitter}
     if constants.sleeps is not None:
         conditions["sleeps"] = {f: getattr(constants.sleeps, f) for f in constants.sleeps.__struct_fields__}
-    lines += _table(f"conditions.{_key(name)}", conditions | {"latency_seconds": constants.latency_seconds})
+    there = f"scenario.{_key(name)}"
+    lines += _table(f"{there}.cluster", {**cluster, "latency_seconds": constants.latency_seconds})
+    lines += _table(f"{there}.conditions", conditions)
     at = f"calibration.workloads.{_key(name)}"
     lines += _table(
         at,

@@ -172,9 +172,11 @@ batch_size = 16
 model_bytes = 1e4
 sample_seconds = 0.02
 
-[conditions.toy]
-jitter = 0.1
+[scenario.toy.cluster]
 latency_seconds = 0.002
+
+[scenario.toy.conditions]
+jitter = 0.1
 
 [calibration.workloads.toy]
 rows = 12

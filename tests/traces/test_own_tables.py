@@ -82,6 +82,11 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ({"iterations_csv": "seconds,worker\n1,0\n"}, "column 'clock': the column is missing"),
         ({"iterations_csv": "seconds,worker,clock\n1,w0,0\n"}, "row 1, column 'worker': 'w0' is no whole number."),
         ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "row 2, column 'seconds': time runs backwards"),
+        ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "follows later ones; sort the rows by seconds."),
+        (
+            {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,900\n2,0,1,900\n"},
+            "take 1800 s in all, within 1 s (are these milliseconds?).",
+        ),
         (
             {"iterations_csv": "seconds,worker,clock\n1700000000,0,0\n"},
             "or seconds since 1970? They count from the beginning",

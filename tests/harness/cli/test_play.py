@@ -115,9 +115,7 @@ def test_of_a_tuner_that_has_returned_only_events_are_shown(here: Path, capsys: 
     assert "Line 19 of played makes Run(clocks=3) and drops it" in said.err
 
 
-def test_thinking_for_long_is_said(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thinking_for_long_is_said(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.cli.play._LONG_SECONDS", 0.01)
     assert main(["play", "tiny.toml", "played:slow"]) == 0
     assert "(the tuner has not asked anything for 0.01 s; Ctrl-C ends this)" in capsys.readouterr().out

@@ -274,6 +274,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("[cluster]", "[cluster]\nsnapshot_clocks = -1", r"\[cluster\] .*snapshot_clocks = -1.* 0 takes none"),
     ("[cluster]", '[cluster]\ndiscipline = "fair"', r"\[cluster\] discipline: invalid enum value 'fair'; .*fifo.*maxmin"),
     ("count = 5", "count = 0", r"\[cluster\.nodes\] count: expected `int` >= 1, not 0\."),
+    (
+        "[budget]",
+        "[conditions]\nlatency_seconds = 0.1\n[budget]",
+        r"\[conditions\] latency_seconds: .*; it belongs in \[cluster\]\.",
+    ),
     ("count = 5", "cuont = 5", r"\[cluster\.nodes\] cuont: there is no such key; did you mean count"),
     (NODES, "[]", r"\[cluster\] nodes: there are none"),
     ("edge-4core", "edge-4cores", r"\[cluster\] nodes: no node type 'edge-4cores'; did you mean edge-4core"),

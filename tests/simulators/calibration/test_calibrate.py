@@ -910,11 +910,12 @@ def test_a_calibration_can_be_loaded_and_has_always_the_same_bytes(tmp_path):
     assert said["calibration"]["digest"] == "0" * 64
     assert said["costs"]["policy_restart_seconds"] == 185.0
     assert "serial_fraction" in said["calibration"]["workloads"]["toy"]["refused"]
-    assert said["cluster"] == {"discipline": "maxmin"}
+    latency = {"latency_seconds": fits["toy"].constants.latency_seconds}
+    assert said["scenario"]["toy"]["cluster"] == pytest.approx({"discipline": "maxmin"} | latency)
     uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
-    assert '[cluster]\ndiscipline = "uneven"' in to_toml(uneven, made, ORIGIN)
+    assert '[scenario.toy.cluster]\ndiscipline = "uneven"' in to_toml(uneven, made, ORIGIN)
     said = tomllib.loads(to_toml(fits, with_snapshots(made, 20), ORIGIN))
-    assert said["cluster"] == {"discipline": "maxmin", "snapshot_clocks": 20}
+    assert said["scenario"]["toy"]["cluster"]["snapshot_clocks"] == 20
 
 
 def dl2_file(path: Path, noise=0.02) -> None:
