@@ -74,7 +74,7 @@ __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
 _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
-_SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
+_SPOILING = ("workers", "batch_size", "local_steps", "loads")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
@@ -114,7 +114,7 @@ def joint(
     if not space.knobs:
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
-    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
+    places_only = not any(space.knob(name) for name in _LEARNING) and space.frees("role")
     if places_only and not job.blocks and loads_are_free(job):
         yield from changed_cheaply(job, bespoke_bo(job))
         return
@@ -169,6 +169,7 @@ class JointCourse:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
+                yield from self.placing.share_evenly()
                 if not self.heat.steps:  # not before: the search would end at a lower heat
                     yield from others.run()
                 if not self.parts.one_setting:
@@ -194,6 +195,7 @@ class JointCourse:
             # Machines that are back may be away again soon.
             rounds = 0.25 if placing.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
             yield from training.run(math.ceil(rounds * len(training.setting.workers)))
+            yield from placing.share_evenly()
             learned = training.seconds if training.has_learned else learned
             course += training.validated
             # Longer than that the job was not expected to last.
@@ -209,9 +211,9 @@ class JointCourse:
             elif training.cluster_changed or (placing.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
                 looked = training.seconds  # how long machines last is known better
                 yield from placing.place_anew()
-            elif self.job.blocks:
+            elif self.job.blocks or placing.shares.is_free:
                 placing.learn_blocks()
-                if training.seconds > 2 * looked:  # loads are known better
+                if training.seconds > 2 * looked or training.has_changed_pace():  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
 
@@ -387,6 +389,7 @@ class JointCourse:
         while True:
             holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless, self.ruining)
             yield from holding.run()
+            yield from self.placing.share_evenly()
             self.hurting, self.ruining = min(self.hurting, holding.hurting), min(self.ruining, holding.ruining)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
