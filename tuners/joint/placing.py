@@ -172,16 +172,17 @@ class Placing:
             self._tables.moved(found, training.seconds - began)
             yield from self.measure()
 
-    def share_evenly(self) -> Steps[None]:
-        """Give all workers equal loads for good, where their data differ: else those of slow workers would hardly count."""
+    def share_evenly(self) -> Steps[bool]:
+        """Give all workers equal loads for good, where their data differ: else those of slow workers would hardly count.
+        Whether this was a change."""
         training, start = self._training, self._job.start
-        uneven = self.shares.coverage(training.setting) < self.shares.coverage(start)
-        if not uneven or not data_differ(training.relative_losses):
-            return
-        self.shares.are_even = True
+        self.shares.are_even = self.shares.are_even or data_differ(training.relative_losses)
+        if not (self.shares.are_even and self.shares.coverage(training.setting) < self.shares.coverage(start)):
+            return False
         even = self.shares.balanced(replace(training.setting, loads=()))
         even = replace(even, loads=start.loads) if even.workers == start.workers else even
-        yield from training.insist(even, "workers' data differ: loads as at the start, so that all of them count", ("loads",))
+        yield from training.insist(even, "workers' data differ: equal loads, so that all of them count", ("loads",))
+        return True
 
     def copies_gain(self, setting: Setting, clocks: int) -> float:
         """How many times as many pushes there are at most where workers keep copies of rows for so many mini-batches."""

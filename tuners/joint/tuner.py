@@ -169,7 +169,8 @@ class JointCourse:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
-                yield from self.placing.share_evenly()
+                if (yield from self.placing.share_evenly()):
+                    yield from self.find_heat(self.heat)
                 if not self.heat.steps:  # not before: the search would end at a lower heat
                     yield from others.run()
                 if not self.parts.one_setting:
