@@ -18,7 +18,7 @@ from tuners.joint.holding import RuleParts
 from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
-from tuners.joint.training import Steps, Training
+from tuners.joint.training import Snapshot, Steps, Training
 from tuners.joint.waiting import data_differ
 
 __all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
@@ -41,6 +41,7 @@ _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most fas
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
 _SAVES_WAITING = 1.5  # the same, seen
+_TELLING = 8  # losses of every worker that tell whether their data differ
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 
@@ -54,6 +55,7 @@ class Placing:
         self._candidates = Candidates(job, training, self.shares)
         self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
         self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
+        self._even: Snapshot | None = None  # from before loads became less even, until it is known whether data differ
         self._placed = False  # whether machines were chosen before
         self.stays = False  # whether the system is left as it is, where it can be
         self._unit = "second" if job.target.minimise == "seconds" else "USD"
@@ -124,6 +126,8 @@ class Placing:
         # Also given up is what more workers than may learn have made of the model.
         first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
         anew = self.heat is None and not training.has_learned and first
+        if self._even is None and self.shares.is_less_even(best, before) and not self._job.target.counts:
+            self._even = yield from training.snapshot()
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
             yield from training.begin_again(best, f"{why}; from the untrained model")
@@ -177,11 +181,19 @@ class Placing:
         Whether this was a change."""
         training, start = self._training, self._job.start
         self.shares.are_even = self.shares.are_even or data_differ(training.relative_losses)
-        if not (self.shares.are_even and self.shares.coverage(training.setting) < self.shares.coverage(start)):
+        if not (self.shares.are_even and self.shares.is_less_even(training.setting, start)):
+            if min(map(len, training.relative_losses.values()), default=0) >= _TELLING:
+                yield from training.drop(self._even)
+                self._even = None
             return False
         even = self.shares.balanced(replace(training.setting, loads=()))
         even = replace(even, loads=start.loads) if even.workers == start.workers else even
-        yield from training.insist(even, "workers' data differ: equal loads, so that all of them count", ("loads",))
+        why = "workers' data differ: equal loads, so that all of them count"
+        if self._even is None:
+            yield from training.insist(even, why, ("loads",))
+        else:  # what was learned since then may be wrong for the data of slow workers
+            yield from training.drop((yield from training.return_to(self._even, even, f"{why}, and again from before")))
+            self._even = None
         return True
 
     def copies_gain(self, setting: Setting, clocks: int) -> float:

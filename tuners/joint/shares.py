@@ -50,11 +50,21 @@ class Shares:
         return max(part * cycle / done for part, cycle, done in zip(parts, cycles, work, strict=True))
 
     def coverage(self, setting: Setting) -> float:
-        """How much of the data counts, where workers with more samples do not hold more data: 1 where all count equally."""
-        if self._of_data or not setting.loads:
+        """How many samples a round counts for, over those that it has: 1 where all workers have equal loads.
+
+        Of one batch that is shared out, every sample counts the same, and data count as often as they are used. Else every
+        mini-batch counts the same, and the smallest ones make the mean noisy.
+        """
+        if not setting.loads or (self._of_data and self._job.space.whole_batch):
             return 1.0
         samples = [sum(row) for row in setting.loads]
-        return sum(samples) ** 2 / (len(samples) * sum(n**2 for n in samples))
+        if self._job.space.whole_batch:
+            return sum(samples) ** 2 / (len(samples) * sum(n**2 for n in samples))
+        return len(samples) ** 2 / (sum(samples) * sum(1 / n for n in samples))
+
+    def is_less_even(self, setting: Setting, other: Setting) -> bool:
+        """Whether the data of workers count less evenly under `setting` than under `other`."""
+        return self.coverage(setting) < self.coverage(other)
 
     def _work(self, setting: Setting) -> list[float]:
         """What a push of each worker completes of what the target counts."""
