@@ -45,18 +45,18 @@ class Candidates:
             return self._training.setting
         now = self._training.setting
         if len(places) * len(sizes) <= _MOST:
-            made = [self._made(place, size) for place in places for size in sizes]
+            made = [made for place in places for size in sizes for made in self._made(place, size)]
             return max((*made, now) if self._shares.is_free else made, key=value)
         size = {name: getattr(now, name) for name in sizes[0]}
         for _ in range(_ROUNDS):
-            place = places[int(np.argmax([value(self._made(p, size)) for p in places]))]
-            size = sizes[int(np.argmax([value(self._made(place, s)) for s in sizes]))]
-        return self._made(place, size)
+            place = places[int(np.argmax([max(map(value, self._made(p, size))) for p in places]))]
+            size = sizes[int(np.argmax([max(map(value, self._made(place, s))) for s in sizes]))]
+        return max(self._made(place, size), key=value)
 
-    def _made(self, place: Setting, size: dict[str, Any]) -> Setting:
+    def _made(self, place: Setting, size: dict[str, Any]) -> list[Setting]:
         """`place` with these sizes, and with the best shares, as far as they are free."""
         made = replace(place, **size)
-        return self._shares.balanced(made) if self._shares.is_free else made
+        return list(self._shares.choices(made)) if self._shares.is_free else [made]
 
     def _kinds(self) -> Iterator[dict[str, Any]]:
         """What else the system model chooses: bits, mini-batches, threads, local steps."""

@@ -325,14 +325,18 @@ class Placing:
         gain = 1.0
         if not self._job.target.counts and self._job.space.whole_batch and waits(setting):
             # A round has the same samples, whoever computes them.
-            return math.sqrt(self.shares.coverage(setting)) / (len(setting.workers) * self._system.push_seconds(setting))
+            return self._counting(setting) / (len(setting.workers) * self._system.push_seconds(setting))
         if not self._job.target.counts:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
-            gain *= math.sqrt(self.shares.coverage(setting))
+            gain *= self._counting(setting)
         if self.heat is None and not self._job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (BATCH_GAIN - 1)
         return gain / self._system.push_seconds(setting) * self._training.losses.productive(setting.servers)
+
+    def _counting(self, setting: Setting) -> float:
+        """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""
+        return math.pow(self.shares.coverage(setting), 1.0 if self.heat is None else BATCH_GAIN)
 
     def _worth(self, setting: Setting) -> float:
         """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""

@@ -13,7 +13,7 @@ compares). What is free is chosen so that all machines take equally long:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tuners.actions import Job, Setting
@@ -73,10 +73,17 @@ class Shares:
         rows = setting.loads or [(setting.batch_size,)] * len(setting.workers)
         return [float(setting.steps_of(w) * sum(row)) for w, row in zip(setting.workers, rows, strict=True)]
 
-    def balanced(self, setting: Setting) -> Setting:
-        """`setting` with the best shares on its workers and servers, as far as they are free and known."""
+    def choices(self, setting: Setting) -> Iterator[Setting]:
+        """`setting` with the shares that may be the best ones: where uneven loads cost learning, also with half as uneven ones."""
+        yield self.balanced(setting)
+        if self._of_loads and not self._job.target.counts and waits(setting) and not self.are_even:
+            yield self.balanced(setting, 0.5)
+
+    def balanced(self, setting: Setting, part: float = 1.0) -> Setting:
+        """`setting` with the best shares on its workers and servers, as far as they are free and known; its loads are moved so
+        far that devices end at the same time, or a `part` of that from equal ones."""
         if self._of_loads and waits(setting) and not self.are_even:
-            setting = self._with_loads(setting)
+            setting = self._with_loads(setting, part)
         elif self._of_loads and not setting.loads:
             setting = share_batch(self._job.space, setting)
         if self._of_model:
@@ -89,8 +96,8 @@ class Shares:
             setting = replace(setting, data_shares=_shares([float(sum(row)) for row in setting.loads]))
         return setting
 
-    def _with_loads(self, setting: Setting) -> Setting:
-        """`setting` with the samples of all its mini-batches on devices that then take equally long."""
+    def _with_loads(self, setting: Setting, part: float) -> Setting:
+        """`setting` with the samples of all its mini-batches on devices that then take equally long, for a `part` of 1."""
         space, job = self._job.space, self._job
         devices = {n.name: len(n.devices) for n in job.nodes}
         rows = setting.loads or share_batch(space, setting).loads
@@ -110,8 +117,12 @@ class Shares:
         most = [self._most(setting.workers[at], device) or whole for at, device in found]
         if len(found) < 2 or not len(found) <= whole <= sum(most):
             return replace(setting, loads=rows)
-        for (at, device), samples in zip(found, _level(whole, list(found.values()), most), strict=True):
-            made[at][device] = samples
+        level = _level(whole, list(found.values()), most)
+        mixed = [part * n + (1 - part) * whole / len(found) for n in level]
+        spare = whole - len(found)  # every device keeps a sample: it could not be measured any more without
+        extra = shared_out([n - 1 for n in mixed], spare) if spare else [0] * len(found)
+        for (at, device), samples in zip(found, extra, strict=True):
+            made[at][device] = 1 + samples
         return replace(setting, loads=tuple(map(tuple, made)))
 
     def _most(self, worker: str, device: int) -> int:
@@ -120,29 +131,26 @@ class Shares:
         return knob.high if isinstance(knob, Integer) else 0
 
 
-def _level(whole: int, seconds: Sequence[tuple[float, float]], most: Sequence[int]) -> list[int]:
-    """Samples of each device, one at least and `most` at most, `whole` in all, so that all end at about the same time.
+def _level(whole: int, seconds: Sequence[tuple[float, float]], most: Sequence[int]) -> list[float]:
+    """Samples of each device, one at least and `most` at most, `whole` in all, so that all end at the same time.
 
     Args:
         whole: samples in all.
         seconds: of each device, of one sample and of what does not depend on their number.
         most: samples of each device.
     """
-    counts, rest = dict[int, int](), whole
+    counts, rest = dict[int, float](), float(whole)
     while True:
         free = [i for i in range(len(seconds)) if i not in counts]
         per_second = sum(1 / seconds[i][0] for i in free)
         end = (rest + sum(fixed / each for each, fixed in (seconds[i] for i in free))) / per_second if free else 0.0
         wanted = {i: (end - seconds[i][1]) / seconds[i][0] for i in free}
         # Too little first: to give a device its one sample makes all others end sooner.
-        beyond = {i: 1 for i, n in wanted.items() if n < 1} or {i: most[i] for i, n in wanted.items() if n > most[i]}
+        beyond = {i: 1.0 for i, n in wanted.items() if n < 1} or {i: float(most[i]) for i, n in wanted.items() if n > most[i]}
         if not beyond:
-            break
+            return [(counts | wanted)[i] for i in range(len(seconds))]
         counts |= beyond
         rest -= sum(beyond.values())
-    if wanted:
-        counts |= dict(zip(wanted, shared_out(list(wanted.values()), rest), strict=True))
-    return [max(counts[i], 1) for i in range(len(seconds))]
 
 
 def _shares(weights: Sequence[float]) -> tuple[float, ...]:
