@@ -351,7 +351,9 @@ class Placing:
 def _uneven(setting: Setting) -> Iterator[tuple[str, Sequence[float]]]:
     """Shares that differ, by their names."""
     loads = [n for row in setting.loads for n in row if n]
-    yield from ((name, x) for name, x in (("loads", loads), ("data", setting.data_shares), ("model", setting.model_shares)) if x)
+    yield from (
+        (name, x) for name, x in (("loads", loads), ("data", setting.data_shares), ("model", setting.model_shares)) if x
+    )
 
 
 def _machines(setting: Setting) -> set[str]:

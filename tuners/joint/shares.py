@@ -45,7 +45,7 @@ class Shares:
         return self._of_data and self._job.target.by_share
 
     def push_seconds(self, setting: Setting) -> float:
-        """Seconds for each push that the target asks for, where every worker has to do its own part; the slowest one counts."""
+        """Seconds for each push that the target asks for, where every worker has to do its own part: those of the slowest."""
         parts, cycles, work = setting.shares()[0], self._system.cycle_seconds(setting), self._work(setting)
         return max(part * cycle / done for part, cycle, done in zip(parts, cycles, work, strict=True))
 
@@ -74,14 +74,14 @@ class Shares:
         return [float(setting.steps_of(w) * sum(row)) for w, row in zip(setting.workers, rows, strict=True)]
 
     def choices(self, setting: Setting) -> Iterator[Setting]:
-        """`setting` with the shares that may be the best ones: where uneven loads cost learning, also with half as uneven ones."""
+        """`setting` with the shares that may be the best ones: where uneven loads cost learning, also half as uneven ones."""
         yield self.balanced(setting)
         if self._of_loads and not self._job.target.counts and waits(setting) and not self.are_even:
             yield self.balanced(setting, 0.5)
 
     def balanced(self, setting: Setting, part: float = 1.0) -> Setting:
-        """`setting` with the best shares on its workers and servers, as far as they are free and known; its loads are moved so
-        far that devices end at the same time, or a `part` of that from equal ones."""
+        """`setting` with the best shares on its workers and servers, as far as they are free and known; loads are moved
+        so far that devices end at the same time, or a `part` of that from equal ones."""
         if self._of_loads and waits(setting) and not self.are_even:
             setting = self._with_loads(setting, part)
         elif self._of_loads and not setting.loads:
@@ -146,7 +146,9 @@ def _level(whole: int, seconds: Sequence[tuple[float, float]], most: Sequence[in
         end = (rest + sum(fixed / each for each, fixed in (seconds[i] for i in free))) / per_second if free else 0.0
         wanted = {i: (end - seconds[i][1]) / seconds[i][0] for i in free}
         # Too little first: to give a device its one sample makes all others end sooner.
-        beyond = {i: 1.0 for i, n in wanted.items() if n < 1} or {i: float(most[i]) for i, n in wanted.items() if n > most[i]}
+        beyond = {i: 1.0 for i, n in wanted.items() if n < 1} or {
+            i: float(most[i]) for i, n in wanted.items() if n > most[i]
+        }
         if not beyond:
             return [(counts | wanted)[i] for i in range(len(seconds))]
         counts |= beyond

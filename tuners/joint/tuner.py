@@ -264,7 +264,10 @@ class JointCourse:
         staleness = space.knob("staleness")
         # What makes up for staleness must be free, too; for local steps, see `Placing.stop_waiting`.
         searched = policies or (isinstance(self.heat, RateHeat) and not space.takes_local_steps)
-        if "asp" in policies or (self.job.installs_policies and searched):
+        has_quorum = setting.policy == "quorum" and 0 < setting.quorum < len(setting.workers)
+        if has_quorum and not isinstance(self.heat, RateHeat):
+            pass  # it waits for no slow worker, and a rate that is held may be right for it
+        elif "asp" in policies or (self.job.installs_policies and searched):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
