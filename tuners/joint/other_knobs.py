@@ -210,8 +210,10 @@ def expected_of_quorum(window: Window | None, setting: Setting, quorum: int) -> 
     sorted_seconds = np.sort([*(x[:rounds] for x in each), *silent], axis=0)
     if not sorted_seconds.size:
         return 0.0
-    ends = np.minimum(sorted_seconds[min(quorum, len(sorted_seconds)) - 1] + setting.grace_seconds, sorted_seconds[-1])
-    counted = float(np.mean(np.sum(sorted_seconds <= ends, axis=0)))
+    quorum = min(quorum, len(sorted_seconds))
+    ends = np.minimum(sorted_seconds[quorum - 1] + setting.grace_seconds, sorted_seconds[-1])
+    # Those that end at one moment do not all count.
+    counted = float(np.mean(np.sum(sorted_seconds <= ends, axis=0))) if setting.grace_seconds else float(quorum)
     return counted / math.pow(counted / 2, BATCH_GAIN) / float(np.mean(ends))
 
 

@@ -183,6 +183,7 @@ class Placing:
         self.shares.are_even = self.shares.are_even or data_differ(training.relative_losses)
         if not (self.shares.are_even and self.shares.is_less_even(training.setting, start)):
             if min(map(len, training.relative_losses.values()), default=0) >= _TELLING:
+                training.relative_losses.clear()
                 yield from training.drop(self._even)
                 self._even = None
             return False

@@ -45,7 +45,7 @@ class Shares:
         return self._of_data and self._job.target.by_share
 
     def push_seconds(self, setting: Setting) -> float:
-        """Seconds for each push that the target asks for, where every worker has to do its own part: those of the slowest."""
+        """Seconds for each push that the target asks for, where each worker has its own part: those of the slowest."""
         parts, cycles, work = setting.shares()[0], self._system.cycle_seconds(setting), self._work(setting)
         return max(part * cycle / done for part, cycle, done in zip(parts, cycles, work, strict=True))
 
@@ -74,7 +74,7 @@ class Shares:
         return [float(setting.steps_of(w) * sum(row)) for w, row in zip(setting.workers, rows, strict=True)]
 
     def choices(self, setting: Setting) -> Iterator[Setting]:
-        """`setting` with the shares that may be the best ones: where uneven loads cost learning, also half as uneven ones."""
+        """`setting` with the shares that may be the best ones: where uneven loads cost learning, also half as uneven."""
         yield self.balanced(setting)
         if self._of_loads and not self._job.target.counts and waits(setting) and not self.are_even:
             yield self.balanced(setting, 0.5)
@@ -108,7 +108,7 @@ class Shares:
         for at, worker in enumerate(setting.workers):
             for device in range(devices[worker]):
                 free = space.knob(f"load/{worker}/{device}") is not None
-                seconds = self._system.device_seconds(setting, worker, device) if free else None
+                seconds = self._system.device_seconds(setting, worker, device, made[at][device]) if free else None
                 if seconds is not None:
                     found[at, device] = seconds
         whole = sum(made[at][device] for at, device in found)

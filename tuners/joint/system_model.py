@@ -146,13 +146,15 @@ class SystemModel:
         each = zip(setting.workers, self._compute_seconds(setting), strict=True)
         return [compute + self._transfers.get(worker, pull + push) for worker, compute in each]
 
-    def device_seconds(self, setting: Setting, worker: str, device: int) -> tuple[float, float] | None:
-        """Seconds of a sample on that device, and of what does not depend on their number; None before it, or one like it,
-        was seen to compute."""
-        one = _Work(worker, device, 1, self._threads(setting, worker))
-        if not any(self._kind(work) == self._kind(one) for work in self._seconds):
+    def device_seconds(self, setting: Setting, worker: str, device: int, samples: int) -> tuple[float, float] | None:
+        """Seconds of each of about so many `samples` on that device, and of what does not depend on their number.
+
+        None before it, or one like it, was seen to compute.
+        """
+        work = _Work(worker, device, max(samples, 1), self._threads(setting, worker))
+        if not any(self._kind(seen) == self._kind(work) for seen in self._seconds):
             return None
-        each = self._compute(one) / (1 + self._fixed_samples)
+        each = self._compute(work) / (work.samples + self._fixed_samples)
         return each, self._fixed_samples * each
 
     def served_per_second(self, server: str) -> float:

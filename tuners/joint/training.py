@@ -110,7 +110,7 @@ class Training:
         self.lowest_loss = self.lowest_level = math.inf
         self._placed_seconds = 0.0  # when the system was last changed
         self._unfinished = set[str]()  # workers whose cycle had begun when local steps or loads were changed
-        # Of every worker, since loads were changed: its losses over the mean of their window.
+        # Of every worker, where loads are free, since they were changed: its losses over the mean of their window.
         self.relative_losses = defaultdict[str, list[float]](list)
         self.pushes = 0  # of the branch, since the job began
         self.samples = 0  # of all windows: for jobs that count them and return to no snapshot
@@ -138,9 +138,9 @@ class Training:
             self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
-            for worker, loss in zip(window.pushes.worker, window.pushes.loss, strict=True):
-                relative = float(loss) / self.training_loss if self.training_loss > 0 else 1.0
-                self.relative_losses[self.job.nodes[int(worker)].name].append(relative)
+            told = window.pushes.loss if self.job.space.frees("load") and self.training_loss > 0 else ()
+            for worker, loss in zip(window.pushes.worker, told, strict=False):
+                self.relative_losses[self.job.nodes[int(worker)].name].append(float(loss) / self.training_loss)
             halves = [float(np.mean(h)) for h in np.array_split(window.pushes.loss, 2) if len(h)]
             self.highest_loss, self.lowest_loss = max(self.highest_loss, *halves), min(self.lowest_loss, *halves)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
