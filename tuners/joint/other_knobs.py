@@ -4,8 +4,9 @@ Threads between operations, options of graphs, replicas of hot blocks, copies of
 Progress is the gradients that count times the rate that they bear: with a updates between pull and push, about 1 / (a + 1/2)
 of the highest one, or its root where an update is the mean of a round.
 
-A number is halved or, where that does not serve, doubled, as long as that serves; then the middle of the two best is tried.
-Of other options, each is tried. Knobs that do nothing one without the other are set together. How old copies of rows are,
+The quorum that is tried is the best one by what every worker takes for its mini-batches. Any other number is halved or,
+where that does not serve, doubled, as long as that serves; then the middle of the two best is tried. Of other options, each
+is tried. Knobs that do nothing one without the other are set together. How old copies of rows are,
 no window tells: they are kept for a few mini-batches only. A trial is made where what it may save is more than what it may
 cost; where changes take time, half as much is hoped for after each trial in vain.
 """
@@ -26,7 +27,7 @@ from tuners.joint.placing import CHANGE_SECONDS, WORTH, Placing
 from tuners.joint.training import Steps, Training
 from tuners.settings import OF_CACHES, OF_PULLS, OF_QUORUM, OF_REPLICAS, Choice, Knob
 
-__all__ = ["OtherKnobs", "progress"]
+__all__ = ["OtherKnobs", "expected_of_quorum", "progress"]
 
 _Values: TypeAlias = dict[str, Any]  # of fields of a setting
 

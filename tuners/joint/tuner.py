@@ -5,12 +5,12 @@
 over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
-1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
-   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by
-   the cheapest method that the job offers.
+1. *Placement only*: where roles are free and nothing is that learning depends on, and the job counts work or loads are free,
+   the exact methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are
+   made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
-   from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
-   staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
+   from goes on as it began, and so does a quorum where the rate is held. Else the policy that lets every worker go on, if it
+   is free, or a rate that makes up for staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
    other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held
    while it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
    Where workers take local steps, these are few until their time is known, and the servers' rate for what they have changed
@@ -20,6 +20,8 @@ made only where it is expected to save more than it costs. In the order in which
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
+   Every setting that is compared has its best shares of model, data and samples, where these are free
+   (`tuners.joint.shares`); loads become equal again where workers' data turn out to differ.
    Machines may both work and serve, or be given back (`tuners.joint.candidates`); where the cheapest run is wanted, progress
    per USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
    (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
