@@ -10,11 +10,11 @@ made only where it is expected to save more than it costs. In the order in which
    made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
    from goes on as it began, and so does a quorum where the rate is held. Else the policy that lets every worker go on, if it
-   is free, or a rate that makes up for staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
-   other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held
-   while it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
-   Where workers take local steps, these are few until their time is known, and the servers' rate for what they have changed
-   is the usual one.
+   is free, or a rate that makes up for staleness is free and policies may be installed. A rate that is hotter, or very far
+   cooler, than those that were best in other jobs (`tuners.joint.heat.rate_prior`) is left for the cooler half of them. Any
+   other start is tried first: it is held while it brings the target so near that no search can pay, and left for the same
+   unless it teaches the model something. Where workers take local steps, these are few until their time is known, and the
+   servers' rate for what they have changed is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
