@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tuners.actions import Job, Setting
+from tuners.joint.shares import Shares
 from tuners.joint.training import Training
 from tuners.settings import Choice, Node
 
@@ -31,8 +32,8 @@ _ROUNDING = 1e-9  # of the number of steps to the end of a range
 class Candidates:
     """The settings that a job may run under next, all but these knobs as now."""
 
-    def __init__(self, job: Job, training: Training) -> None:
-        self._job, self._training = job, training
+    def __init__(self, job: Job, training: Training, shares: Shares) -> None:
+        self._job, self._training, self._shares = job, training, shares
 
     def best(self, value: Callable[[Setting], float], most_workers: int) -> Setting:
         """The setting of the highest `value` on machines that are there, with at most so many workers.
@@ -42,20 +43,27 @@ class Candidates:
         places, sizes = [p for p in self._placements() if len(p.workers) <= most_workers], list(self._kinds())
         if not places:
             return self._training.setting
-        if len(places) * len(sizes) <= _MOST:
-            return max((replace(place, **size) for place in places for size in sizes), key=value)
         now = self._training.setting
+        if len(places) * len(sizes) <= _MOST:
+            made = [made for place in places for size in sizes for made in self._made(place, size)]
+            return max((*made, now) if self._shares.is_free else made, key=value)
         size = {name: getattr(now, name) for name in sizes[0]}
         for _ in range(_ROUNDS):
-            place = places[int(np.argmax([value(replace(p, **size)) for p in places]))]
-            size = sizes[int(np.argmax([value(replace(place, **s)) for s in sizes]))]
-        return replace(place, **size)
+            place = places[int(np.argmax([max(map(value, self._made(p, size))) for p in places]))]
+            size = sizes[int(np.argmax([max(map(value, self._made(place, s))) for s in sizes]))]
+        return max(self._made(place, size), key=value)
+
+    def _made(self, place: Setting, size: dict[str, Any]) -> list[Setting]:
+        """`place` with these sizes, and with the best shares, as far as they are free."""
+        made = replace(place, **size)
+        return list(self._shares.choices(made)) if self._shares.is_free else [made]
 
     def _kinds(self) -> Iterator[dict[str, Any]]:
         """What else the system model chooses: bits, mini-batches, threads, local steps."""
         space, now = self._job.space, self._training.setting
         bits = options(space.knob("transfer_bits")) or [now.transfer_bits]
-        sizes = _sizes(space.knob("batch_size"), now.batch_size)
+        # Where loads are weights, they share out one batch, whatever the size of a mini-batch is called.
+        sizes = [now.batch_size] if space.whole_batch else _sizes(space.knob("batch_size"), now.batch_size)
         threads = space.knob("intra_threads")
         intra = sorted({now.intra_threads, int(highest(threads))}) if threads is not None else [now.intra_threads]
         for b, size, t, steps in product(bits, sizes, intra, self._local_steps()):
@@ -100,7 +108,7 @@ class Candidates:
             shares = tuple(n.nic_bytes_per_second / carried for n in servers)
             uneven = len({n.nic_bytes_per_second for n in servers}) > 1
             split = replace(_with_roles(now, workers, [n.name for n in servers]), model_shares=shares if uneven else ())
-            if self._job.space.admits(split):
+            if split.workers and split.servers and self._job.space.admits(self._shares.balanced(split)):
                 yield split
 
 
@@ -152,8 +160,8 @@ _Choice: TypeAlias = tuple[_RoleCounts, ...]
 class RoleSearch:
     """The search on the machines that are available, beginning from the roles of `now`."""
 
-    def __init__(self, job: Job, now: Setting, available: frozenset[str]) -> None:
-        self._job, self._now = job, now
+    def __init__(self, job: Job, now: Setting, available: frozenset[str], shares: Shares) -> None:
+        self._job, self._now, self._shares = job, now, shares
         kinds = dict[tuple[str, float | None], list[Node]]()
         # Present workers first and servers last, so that as few machines as possible change their role.
         for node in sorted(job.nodes, key=lambda n: (n.name in now.servers, n.name not in now.workers)):
@@ -214,6 +222,7 @@ class RoleSearch:
         uneven = len({n.nic_bytes_per_second for n in servers}) > 1
         shares = tuple(n.nic_bytes_per_second / carried for n in servers) if uneven else ()
         made = replace(start, workers=names[0], servers=names[1], loads=(), data_shares=(), model_shares=shares)
+        made = self._shares.balanced(made)
         return made if self._job.space.admits(made) else None
 
 

@@ -14,12 +14,14 @@ So the heat of a rate is that of one worker with mini-batches of one sample, and
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from tuners.actions import Job, Setting
-from tuners.joint.rate_prior import rate_prior
 from tuners.joint.system_model import waits
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
@@ -32,11 +34,13 @@ __all__ = [
     "MomentumHeat",
     "PolicyHeat",
     "RateHeat",
+    "RateShare",
     "WorkerHeat",
     "as_hot",
     "fresh",
     "heat",
     "outer_heat",
+    "rate_prior",
     "stress",
 ]
 
@@ -324,6 +328,20 @@ def _has_momentum(job: Job) -> bool:
     Plain gradient descent keeps none. Of local steps, the workers keep it.
     """
     return job.space.takes_local_steps or not 0 < job.branch_bytes < (1 + _SLOT) * job.model_bytes
+
+
+class RateShare(NamedTuple):
+    """The best heat over the highest rate of its knob, in other jobs: a log-normal distribution."""
+
+    median: float
+    deviation: float  # of the logarithm
+
+
+@cache
+def rate_prior() -> RateShare:
+    """The distribution that ships, `rate_prior.toml`; `python -m harness.training.learn_rates` makes it from drawn jobs."""
+    read = tomllib.loads(files("tuners.joint").joinpath("rate_prior.toml").read_text(encoding="utf-8"))
+    return RateShare(math.exp(read["mean_log_share"]), float(read["deviation_log_share"]))
 
 
 def outer_heat(job: Job, *, prior: bool = True, in_rounds: bool | None = None) -> RateHeat | MomentumHeat | None:

@@ -4,8 +4,9 @@ Threads between operations, options of graphs, replicas of hot blocks, copies of
 Progress is the gradients that count times the rate that they bear: with a updates between pull and push, about 1 / (a + 1/2)
 of the highest one, or its root where an update is the mean of a round.
 
-A number is halved or, where that does not serve, doubled, as long as that serves; then the middle of the two best is tried.
-Of other options, each is tried. Knobs that do nothing one without the other are set together. How old copies of rows are,
+The quorum that is tried is the best one by what every worker takes for its mini-batches. Any other number is halved or,
+where that does not serve, doubled, as long as that serves; then the middle of the two best is tried. Of other options, each
+is tried. Knobs that do nothing one without the other are set together. How old copies of rows are,
 no window tells: they are kept for a few mini-batches only. A trial is made where what it may save is more than what it may
 cost; where changes take time, half as much is hoped for after each trial in vain.
 """
@@ -20,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Job, Pushes, Setting, Window
-from tuners.joint.candidates import highest, options
+from tuners.joint.candidates import highest, lowest, options
 from tuners.joint.heat import BATCH_GAIN, COPIED, CopyHeat
 from tuners.joint.placing import CHANGE_SECONDS, WORTH, Placing
 from tuners.joint.training import Steps, Training
 from tuners.settings import OF_CACHES, OF_PULLS, OF_QUORUM, OF_REPLICAS, Choice, Knob
 
-__all__ = ["OtherKnobs", "progress"]
+__all__ = ["OtherKnobs", "expected_of_quorum", "progress"]
 
 _Values: TypeAlias = dict[str, Any]  # of fields of a setting
 
@@ -63,6 +64,8 @@ class OtherKnobs:
             if knob.name.startswith("option/"):
                 for value in options(knob):
                     yield from self._try(self._with(knob, value))
+            elif knob.name == "quorum" and self._acts(knob.name):
+                yield from self._choose_quorum(knob)
             elif knob.name in _ALONE and self._acts(knob.name):
                 yield from self._climb(knob)
         if training.diverged and kept is not None:
@@ -99,8 +102,7 @@ class OtherKnobs:
 
     def _climb(self, knob: Knob) -> Steps[None]:
         """Go down the ladder of values or, where that does not serve, up, as long as it serves; then try the middle."""
-        # A quorum of 0 is all workers.
-        now = self._best[knob.name] or (len(self._training.setting.workers) if knob.name == "quorum" else 0)
+        now = self._best[knob.name]
         ladder, told = _ladder(knob, now), dict[int, float]()
         first = best = ladder.index(now)
         for step in (-1, 1):
@@ -116,6 +118,19 @@ class OtherKnobs:
             middle = _nearest(knob, math.sqrt(ladder[best] * ladder[max(near, key=told.__getitem__)]))
             if middle not in ladder:
                 yield from self._try(self._with(knob, middle))
+
+    def _choose_quorum(self, knob: Knob) -> Steps[None]:
+        """Try the quorum that is the best by what the mini-batches of every worker take, if it is another one."""
+        training, workers = self._training, len(self._training.setting.workers)
+        if training.diverged or not self._pays({"quorum": 0}):
+            return
+        self._progress = yield from self._measured("first, how long the mini-batches of every worker take")
+        window, now = training.newest, self._best["quorum"] or workers
+        allowed = options(knob) if isinstance(knob, Choice) else range(max(int(lowest(knob)), 1), int(highest(knob)) + 1)
+        told = {q: expected_of_quorum(window, training.setting, q or workers) for q in allowed} if window is not None else {}
+        wanted = max(told, key=told.__getitem__, default=now)
+        if told and told[wanted] > WORTH * expected_of_quorum(window, training.setting, now):
+            yield from self._try(self._with(knob, wanted))
 
     def _with(self, knob: Knob, value: Any) -> _Values:
         """The best values, but this one."""
@@ -178,6 +193,29 @@ def progress(window: Window, setting: Setting) -> float:
         return 0.0
     power = BATCH_GAIN if setting.policy in ("bsp", "quorum") else 1.0
     return len(ages) / math.pow(float(np.mean(ages)) + 0.5, power) / window.seconds
+
+
+def expected_of_quorum(window: Window | None, setting: Setting, quorum: int) -> float:
+    """The progress per second to expect of a quorum, up to a factor, from what every worker took for its mini-batches.
+
+    A round ends when so many have pushed, and some grace later; the k-th mini-batches of all workers stand for a round.
+    """
+    if window is None:
+        return 0.0
+    pushes = window.pushes
+    took = pushes.pull_seconds + pushes.compute_seconds + pushes.push_seconds
+    each = [took[pushes.worker == at] for at in np.unique(pushes.worker)]
+    rounds = min(map(len, each), default=0)
+    # Who has not pushed takes longer than the window.
+    silent = [np.full(rounds, window.seconds)] * (len(setting.workers) - len(each))
+    sorted_seconds = np.sort([*(x[:rounds] for x in each), *silent], axis=0)
+    if not sorted_seconds.size:
+        return 0.0
+    quorum = min(quorum, len(sorted_seconds))
+    ends = np.minimum(sorted_seconds[quorum - 1] + setting.grace_seconds, sorted_seconds[-1])
+    # Those that end at one moment do not all count.
+    counted = float(np.mean(np.sum(sorted_seconds <= ends, axis=0))) if setting.grace_seconds else float(quorum)
+    return counted / math.pow(counted / 2, BATCH_GAIN) / float(np.mean(ends))
 
 
 def _counted(pushes: Pushes, setting: Setting) -> NDArray[np.bool_]:

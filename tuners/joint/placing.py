@@ -8,15 +8,18 @@ seen, and taken back if it is worse. The same again whenever machines come or go
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, RoleSearch, lowest, options
 from tuners.joint.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
 from tuners.joint.holding import RuleParts
+from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
-from tuners.joint.training import Steps, Training
+from tuners.joint.training import Snapshot, Steps, Training
+from tuners.joint.waiting import data_differ
 
 __all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
 
@@ -30,6 +33,7 @@ CHANGE_SECONDS = 15.0
 """Of a change of the system, until one was measured."""
 
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
+_SHARES = ("load", "data_share", "model_share")
 _MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 _TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
 _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
@@ -37,6 +41,7 @@ _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most fas
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
 _SAVES_WAITING = 1.5  # the same, seen
+_TELLING = 8  # losses of every worker that tell whether their data differ
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 
@@ -46,9 +51,11 @@ class Placing:
 
     def __init__(self, job: Job, training: Training, system: SystemModel, parts: RuleParts) -> None:
         self._job, self._training, self._system, self._parts = job, training, system, parts
-        self._tables, self._candidates = BlockModel(job), Candidates(job, training)
+        self._tables, self.shares = BlockModel(job), Shares(job, system)
+        self._candidates = Candidates(job, training, self.shares)
         self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
         self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
+        self._even: Snapshot | None = None  # from before loads became less even, until it is known whether data differ
         self._placed = False  # whether machines were chosen before
         self.stays = False  # whether the system is left as it is, where it can be
         self._unit = "second" if job.target.minimise == "seconds" else "USD"
@@ -97,7 +104,9 @@ class Placing:
         if not (self.places_are_free or self.lacks_machines):
             return False
         before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
-        best = as_hot(self.heat, self.best(self.most_workers), before)
+        best = self.best(self.most_workers)
+        # The mean of one batch bears the same rate, whoever computes how much of it.
+        best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, before)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
         lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
@@ -117,6 +126,8 @@ class Placing:
         # Also given up is what more workers than may learn have made of the model.
         first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
         anew = self.heat is None and not training.has_learned and first
+        if self._even is None and self.shares.is_less_even(best, before) and not self._job.target.counts:
+            self._even = yield from training.snapshot()
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
             yield from training.begin_again(best, f"{why}; from the untrained model")
@@ -142,7 +153,7 @@ class Placing:
     @property
     def places_are_free(self) -> bool:
         """Whether anything is free that the system model chooses."""
-        return any(self._job.space.frees(name) for name in _SYSTEM)
+        return any(self._job.space.frees(name) for name in (*_SYSTEM, *_SHARES))
 
     @property
     def lacks_machines(self) -> bool:
@@ -164,6 +175,27 @@ class Placing:
         if (yield from training.change(found.setting, why)):
             self._tables.moved(found, training.seconds - began)
             yield from self.measure()
+
+    def share_evenly(self) -> Steps[bool]:
+        """Give all workers equal loads for good, where their data differ: else those of slow workers would hardly count.
+        Whether this was a change."""
+        training, start = self._training, self._job.start
+        self.shares.are_even = self.shares.are_even or data_differ(training.relative_losses)
+        if not (self.shares.are_even and self.shares.is_less_even(training.setting, start)):
+            if min(map(len, training.relative_losses.values()), default=0) >= _TELLING:
+                training.relative_losses.clear()
+                yield from training.drop(self._even)
+                self._even = None
+            return False
+        even = self.shares.balanced(replace(training.setting, loads=()))
+        even = replace(even, loads=start.loads) if even.workers == start.workers else even
+        why = "workers' data differ: equal loads, so that all of them count"
+        if self._even is None:
+            yield from training.insist(even, why, ("loads",))
+        else:  # what was learned since then may be wrong for the data of slow workers
+            yield from training.drop((yield from training.return_to(self._even, even, f"{why}, and again from before")))
+            self._even = None
+        return True
 
     def copies_gain(self, setting: Setting, clocks: int) -> float:
         """How many times as many pushes there are at most where workers keep copies of rows for so many mini-batches."""
@@ -251,6 +283,7 @@ class Placing:
         """What the system model predicts for `setting`."""
         roles = f"{len(setting.workers)} workers, {len(setting.servers)} servers"
         kinds = f"batch {setting.batch_size}, {setting.transfer_bits} bits"
+        kinds += "".join(f", {name} {min(x):.3g} to {max(x):.3g}" for name, x in _uneven(setting))
         return f"{roles}, {kinds} ({self._system.push_seconds(setting):.3g} s per push)"
 
     def seconds_left(self) -> float:
@@ -259,7 +292,9 @@ class Placing:
         whole = self._job.budget_seconds - training.seconds
         if not (target.counts and self._system.knows):
             return min(whole, LEFT_SHARE * self._job.budget_seconds)
-        if target.metric == "samples":
+        if self.shares.counts_by_share:
+            left = target.value * self.shares.push_seconds(training.setting) - training.seconds
+        elif target.metric == "samples":
             left = (target.value - training.samples) / self._system.samples_per_second(training.setting)
         else:
             left = (target.value - training.pushes) * self._system.push_seconds(training.setting)
@@ -280,19 +315,29 @@ class Placing:
             progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
             return progress / self._price(setting) if progress >= least else 0.0
 
-        return RoleSearch(self._job, now, self._training.available).best(found, value)
+        return RoleSearch(self._job, now, self._training.available, self.shares).best(found, value)
 
     def _progress(self, setting: Setting) -> float:
         """Progress per second, up to a factor; for a job that counts, of what it counts."""
-        if self._job.target.metric == "samples":
+        if self._job.target.metric == "samples" and not self.shares.counts_by_share:
             return self._system.samples_per_second(setting)
+        if self.shares.counts_by_share:
+            return 1 / self.shares.push_seconds(setting)
         gain = 1.0
+        if not self._job.target.counts and self._job.space.whole_batch and waits(setting):
+            # A round has the same samples, whoever computes them.
+            return self._counting(setting) / (len(setting.workers) * self._system.push_seconds(setting))
         if not self._job.target.counts:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
+            gain *= self._counting(setting)
         if self.heat is None and not self._job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (BATCH_GAIN - 1)
         return gain / self._system.push_seconds(setting) * self._training.losses.productive(setting.servers)
+
+    def _counting(self, setting: Setting) -> float:
+        """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""
+        return math.pow(self.shares.coverage(setting), 1.0 if self.heat is None else BATCH_GAIN)
 
     def _worth(self, setting: Setting) -> float:
         """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
@@ -302,6 +347,14 @@ class Placing:
         """USD per hour where the cheapest run is wanted and they are known; else 1."""
         usd = self._job.prices.setting_rate(setting).usd_per_hour if self._job.target.minimise == "usd" else 1.0
         return usd if usd > 0 else 1.0
+
+
+def _uneven(setting: Setting) -> Iterator[tuple[str, Sequence[float]]]:
+    """Shares that differ, by their names."""
+    loads = [n for row in setting.loads for n in row if n]
+    yield from (
+        (name, x) for name, x in (("loads", loads), ("data", setting.data_shares), ("model", setting.model_shares)) if x
+    )
 
 
 def _machines(setting: Setting) -> set[str]:

@@ -36,9 +36,10 @@ _ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A mini-batch on a machine: its samples, and the threads that compute it."""
+    """What a device computes of a mini-batch: its samples, and the threads that compute them."""
 
     node: str
+    device: int
     samples: int
     threads: int
 
@@ -74,6 +75,9 @@ class SystemModel:
         self._names = [n.name for n in job.nodes]
         self._model_bytes = job.model_bytes
         self._seconds = dict[_Work, float]()  # of computing, measured
+        # Bytes per second that servers were seen to serve, where shares of the model are free; else the NICs' rates count.
+        self._served, self._rates_count = dict[str, float](), job.space.frees("model_share")
+        self._transfers = dict[str, float]()  # seconds of a pull and a push of each worker, measured
         # Compute seconds that do not depend on the mini-batch's size, in samples that would take as long.
         self._fixed_samples = _FIXED_SHARE / (1 - _FIXED_SHARE) * job.start.batch_size
         self._pull, self._push = _Factors(), _Factors()
@@ -110,10 +114,14 @@ class SystemModel:
             name = self._names[int(index)]
             seconds = float(np.mean(pushes.compute_seconds[pushes.worker == index]))
             if name in setting.workers and 0 < seconds < math.inf:  # a table of recorded runs may not tell
-                self._take(self._work(setting, name), seconds / setting.steps_of(name))
+                for work, part in self._parts(setting, name, window):
+                    self._take(work, part * seconds / setting.steps_of(name))
+                self._transfers[name] = float(np.mean((pushes.pull_seconds + pushes.push_seconds)[pushes.worker == index]))
         if not self._seconds:
             return False
         self._fixed_samples = self._fitted_samples()
+        if self._rates_count:
+            self._served |= {s.node: s.pull_bytes / s.pull_seconds for s in window.servers if s.pull_seconds > 0}
         self._learn_transfers(setting, float(np.mean(pushes.pull_seconds)), float(np.mean(pushes.push_seconds)))
         return True
 
@@ -127,17 +135,56 @@ class SystemModel:
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""
-        samples = np.mean([setting.steps_of(w) * self._work(setting, w).samples for w in setting.workers])
+        samples = np.mean([setting.steps_of(w) * _samples(setting, w) for w in setting.workers])
         return float(samples) / self.push_seconds(setting)
+
+    def cycle_seconds(self, setting: Setting) -> list[float]:
+        """Seconds of each worker from one push to the next; transfers as they were measured, because NICs differ."""
+        seconds, pull, push = self._solve(setting)
+        if waits(setting):
+            return [seconds * len(setting.workers)] * len(setting.workers)
+        each = zip(setting.workers, self._compute_seconds(setting), strict=True)
+        return [compute + self._transfers.get(worker, pull + push) for worker, compute in each]
+
+    def device_seconds(self, setting: Setting, worker: str, device: int, samples: int) -> tuple[float, float] | None:
+        """Seconds of each of about so many `samples` on that device, and of what does not depend on their number.
+
+        None before it, or one like it, was seen to compute.
+        """
+        work = _Work(worker, device, max(samples, 1), self._threads(setting, worker))
+        if not any(self._kind(seen) == self._kind(work) for seen in self._seconds):
+            return None
+        each = self._compute(work) / (work.samples + self._fixed_samples)
+        return each, self._fixed_samples * each
+
+    def served_per_second(self, server: str) -> float:
+        """Bytes per second that a server serves at most."""
+        nic = self._nodes[server].nic_bytes_per_second
+        return min(self._served.get(server, nic), nic)
 
     # ---------------------------------------------------------------------------------------------------- compute seconds
 
-    def _work(self, setting: Setting, worker: str) -> _Work:
-        samples = setting.batch_size
-        if setting.loads:
-            samples = sum(setting.loads[setting.workers.index(worker)])
+    def _works(self, setting: Setting, worker: str) -> list[_Work]:
+        """What the devices of a worker compute, all at the same time."""
+        threads = self._threads(setting, worker)
+        return [_Work(worker, device, n, threads) for device, n in enumerate(_row(setting, worker)) if n]
+
+    def _threads(self, setting: Setting, worker: str) -> int:
         cores = self._nodes[worker].cores
-        return _Work(worker, samples, min(setting.intra_threads or cores, cores))
+        return min(setting.intra_threads or cores, cores)
+
+    def _kind(self, work: _Work) -> tuple[str, int]:
+        """Devices of one kind are alike."""
+        return self._nodes[work.node].type, work.device
+
+    def _parts(self, setting: Setting, worker: str, window: Window) -> list[tuple[_Work, float]]:
+        """What the devices of a worker compute, and for which part of its compute seconds each is busy."""
+        works = self._works(setting, worker)
+        if len(works) == 1:
+            return [(works[0], 1.0)]
+        busy = next((w.device_seconds for w in window.workers if w.node == worker), ())
+        longest = max(busy, default=0.0)
+        return [(w, busy[w.device] / longest) for w in works if longest > 0 and busy[w.device] > 0]
 
     def _take(self, work: _Work, seconds: float) -> None:
         before = self._seconds.get(work)
@@ -145,9 +192,9 @@ class SystemModel:
 
     def _fitted_samples(self) -> float:
         """The fixed part of compute seconds, in samples, from machines that were seen with two batch sizes."""
-        seen = defaultdict[tuple[str, int], list[tuple[int, float]]](list)
+        seen = defaultdict[tuple[str, int, int], list[tuple[int, float]]](list)
         for work, seconds in self._seconds.items():
-            seen[work.node, work.threads].append((work.samples, seconds))
+            seen[work.node, work.device, work.threads].append((work.samples, seconds))
         found = []
         for points in seen.values():
             points.sort()
@@ -158,12 +205,11 @@ class SystemModel:
         return median(found) if found else self._fixed_samples
 
     def _compute(self, work: _Work) -> float:
-        """Seconds of a mini-batch: measured, or scaled from the most similar one on this machine, or on its type."""
-        own = self._scaled(work, [w for w in self._seconds if w.node == work.node])
+        """Seconds of a mini-batch: measured, or scaled from the most similar one on this device, or on its kind."""
+        own = self._scaled(work, [w for w in self._seconds if (w.node, w.device) == (work.node, work.device)])
         if own is not None:
             return own
-        kind = self._nodes[work.node].type
-        alike = [w for w in self._seconds if self._nodes[w.node].type == kind]
+        alike = [w for w in self._seconds if self._kind(w) == self._kind(work)]
         by_node = [self._scaled(work, [w for w in alike if w.node == n]) for n in dict.fromkeys(w.node for w in alike)]
         known = [s for s in by_node if s is not None]
         if known:
@@ -200,7 +246,7 @@ class SystemModel:
         """What the NICs' rates say: seconds that a transfer takes alone, and seconds that it occupies the busiest server."""
         size = self._model_bytes * setting.transfer_bits / 32
         shares = setting.shares()[1]
-        server = max(size * m / self._nodes[s].nic_bytes_per_second for s, m in zip(setting.servers, shares, strict=True))
+        server = max(size * m / self.served_per_second(s) for s, m in zip(setting.servers, shares, strict=True))
         # A machine with both roles keeps its own part, and its NIC carries both roles' transfers.
         both = set(setting.workers) & set(setting.servers)
         if not waits(setting):  # else all pull at one time, and all push at another
@@ -209,7 +255,7 @@ class SystemModel:
 
     def _compute_seconds(self, setting: Setting) -> list[float]:
         """Of each worker, from a pull to the push; the slowest worker holds others back under a narrow bound."""
-        compute = [setting.steps_of(w) * self._compute(self._work(setting, w)) for w in setting.workers]
+        compute = [setting.steps_of(w) * max(map(self._compute, self._works(setting, w))) for w in setting.workers]
         if setting.policy == "ssp" and 0 < setting.staleness < 4:
             compute = [0.5 * c + 0.5 * max(compute) for c in compute]
         return compute
@@ -224,6 +270,15 @@ class SystemModel:
             return (slowest + pull + push) / workers, pull, push
         rate, (pull, push) = closed_network(_think(compute), alone, server, _busy(setting))
         return 1 / rate, pull, push
+
+
+def _row(setting: Setting, worker: str) -> tuple[int, ...]:
+    """Samples of each device of a worker."""
+    return setting.loads[setting.workers.index(worker)] if setting.loads else (setting.batch_size,)
+
+
+def _samples(setting: Setting, worker: str) -> int:
+    return sum(_row(setting, worker))
 
 
 def _think(compute: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -108,7 +109,9 @@ class Training:
         # The lowest of the same, and the lowest level of all validations.
         self.lowest_loss = self.lowest_level = math.inf
         self._placed_seconds = 0.0  # when the system was last changed
-        self._unfinished = set[str]()  # workers whose cycle had begun when the number of local steps was changed
+        self._unfinished = set[str]()  # workers whose cycle had begun when local steps or loads were changed
+        # Of every worker, where loads are free, since they were changed: its losses over the mean of their window.
+        self.relative_losses = defaultdict[str, list[float]](list)
         self.pushes = 0  # of the branch, since the job began
         self.samples = 0  # of all windows: for jobs that count them and return to no snapshot
         self._wanted: dict[str, Any] = {}  # values that were refused and are asked for again
@@ -135,6 +138,9 @@ class Training:
             self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
             self.training_loss = float(np.mean(window.pushes.loss))
+            told = window.pushes.loss if self.job.space.frees("load") and self.training_loss > 0 else ()
+            for worker, loss in zip(window.pushes.worker, told, strict=False):
+                self.relative_losses[self.job.nodes[int(worker)].name].append(float(loss) / self.training_loss)
             halves = [float(np.mean(h)) for h in np.array_split(window.pushes.loss, 2) if len(h)]
             self.highest_loss, self.lowest_loss = max(self.highest_loss, *halves), min(self.lowest_loss, *halves)
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
@@ -167,7 +173,7 @@ class Training:
         return window
 
     def _finished(self, pushes: Pushes) -> list[int]:
-        """The pushes of cycles that had begun when the number of local steps was changed: they have the number before."""
+        """The pushes of cycles that had begun when local steps or loads were changed: they have the numbers before."""
         names = [n.name for n in self.job.nodes]
         first = {names[int(worker)]: place for place, worker in reversed(list(enumerate(pushes.worker)))}
         ended = self._unfinished & set(first)
@@ -335,8 +341,10 @@ class Training:
         if cost.done:
             if setting != self.placed(setting):
                 self._placed_seconds = self.seconds
-            if setting.local_steps != self.setting.local_steps:
+            if (setting.local_steps, setting.loads) != (self.setting.local_steps, self.setting.loads):
                 self._unfinished = set(setting.workers)
+            if setting.loads != self.setting.loads:
+                self.relative_losses.clear()
             self.setting, self._named = setting, named
         else:  # a machine was lost meanwhile
             self.cluster_changed = True

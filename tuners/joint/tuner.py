@@ -5,21 +5,23 @@
 over schedules of settings: warm up, hold the hottest setting that serves, cool when noise is all that is left. A change is
 made only where it is expected to save more than it costs. In the order in which a job meets them:
 
-1. *Placement only*: where nothing is free that learning depends on, and the job counts work or loads are free, the exact
-   methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are made by
-   the cheapest method that the job offers.
+1. *Placement only*: where roles are free and nothing is that learning depends on, and the job counts work or loads are free,
+   the exact methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are
+   made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
-   from goes on as it began. Else the policy that lets every worker go on, if it is free, or a rate that makes up for
-   staleness is free and policies may be installed. A rate that is hotter, or very far cooler, than those that were best in
-   other jobs (`tuners.joint.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held
-   while it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
-   Where workers take local steps, these are few until their time is known, and the servers' rate for what they have changed
-   is the usual one.
+   from goes on as it began, and so does a quorum where the rate is held. Else the policy that lets every worker go on, if it
+   is free, or a rate that makes up for staleness is free and policies may be installed. A rate that is hotter, or very far
+   cooler, than those that were best in other jobs (`tuners.joint.heat.rate_prior`) is left for the cooler half of them. Any
+   other start is tried first: it is held while it brings the target so near that no search can pay, and left for the same
+   unless it teaches the model something. Where workers take local steps, these are few until their time is known, and the
+   servers' rate for what they have changed is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
+   Every setting that is compared has its best shares of model, data and samples, where these are free
+   (`tuners.joint.shares`); loads become equal again where workers' data turn out to differ.
    Machines may both work and serve, or be given back (`tuners.joint.candidates`); where the cheapest run is wanted, progress
    per USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
    (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
@@ -74,7 +76,7 @@ __all__ = ["JointCourse", "joint"]
 
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
 _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
-_SPOILING = ("workers", "batch_size", "local_steps")  # what the system model chooses, and learning depends on
+_SPOILING = ("workers", "batch_size", "local_steps", "loads")  # what the system model chooses, and learning depends on
 _FIRST_STEPS = 8  # local steps of the first windows, at most
 _EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
 _SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
@@ -114,7 +116,7 @@ def joint(
     if not space.knobs:
         return
     parts = RuleParts(system_model, schedules, cost_rule, snapshots, one_setting, prior)
-    places_only = not any(space.knob(name) for name in _LEARNING) and (space.frees("role") or space.frees("load"))
+    places_only = not any(space.knob(name) for name in _LEARNING) and space.frees("role")
     if places_only and not job.blocks and loads_are_free(job):
         yield from changed_cheaply(job, bespoke_bo(job))
         return
@@ -169,6 +171,8 @@ class JointCourse:
                 yield from Waiting(self.job, self.training, self.placing.place_anew).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
+                if (yield from self.placing.share_evenly()):
+                    yield from self.find_heat(self.heat)
                 if not self.heat.steps:  # not before: the search would end at a lower heat
                     yield from others.run()
                 if not self.parts.one_setting:
@@ -194,6 +198,7 @@ class JointCourse:
             # Machines that are back may be away again soon.
             rounds = 0.25 if placing.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
             yield from training.run(math.ceil(rounds * len(training.setting.workers)))
+            yield from placing.share_evenly()
             learned = training.seconds if training.has_learned else learned
             course += training.validated
             # Longer than that the job was not expected to last.
@@ -209,9 +214,9 @@ class JointCourse:
             elif training.cluster_changed or (placing.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
                 looked = training.seconds  # how long machines last is known better
                 yield from placing.place_anew()
-            elif self.job.blocks:
+            elif self.job.blocks or placing.shares.is_free:
                 placing.learn_blocks()
-                if training.seconds > 2 * looked:  # loads are known better
+                if training.seconds > 2 * looked or training.has_changed_pace():  # loads are known better
                     looked = training.seconds
                     yield from placing.place()
 
@@ -261,7 +266,10 @@ class JointCourse:
         staleness = space.knob("staleness")
         # What makes up for staleness must be free, too; for local steps, see `Placing.stop_waiting`.
         searched = policies or (isinstance(self.heat, RateHeat) and not space.takes_local_steps)
-        if "asp" in policies or (self.job.installs_policies and searched):
+        has_quorum = setting.policy == "quorum" and 0 < setting.quorum < len(setting.workers)
+        if has_quorum and not isinstance(self.heat, RateHeat):
+            pass  # it waits for no slow worker, and a rate that is held may be right for it
+        elif "asp" in policies or (self.job.installs_policies and searched):
             setting = replace(setting, policy="asp")
         elif staleness is not None:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
@@ -387,6 +395,7 @@ class JointCourse:
         while True:
             holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless, self.ruining)
             yield from holding.run()
+            yield from self.placing.share_evenly()
             self.hurting, self.ruining = min(self.hurting, holding.hurting), min(self.ruining, holding.ruining)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))

@@ -32,6 +32,7 @@ from tuners.settings import BOUNDED
 
 __all__ = ["Waiting", "clearly_falls", "data_differ", "left_out", "stands_still"]
 
+_DROPPING = ("discard", "quorum")  # policies that drop late gradients
 _LINE = 3  # values through which a line with an error can be drawn
 _LEAST = 4  # windows, of as many gradients that count as two for every worker, that tell whether a model learns
 _SWINGING = 6  # validations, at least, by which a model swings whose losses do not clearly fall
@@ -133,7 +134,7 @@ class Waiting:
         if len(levels) >= 2 and not nobody_waits and is_unlearned(level, before, training.gauge.blank_level):
             return f"all that was learned is lost: level {level:.2f} after {before:.2f}", False
         # Of gradients that are dropped nothing is learned, so a window tells less.
-        patience = _LEAST * (math.ceil(len(setting.workers) / _gradients(setting)) if setting.policy == "discard" else 1)
+        patience = _LEAST * (math.ceil(len(setting.workers) / _gradients(setting)) if setting.policy in _DROPPING else 1)
         if len(levels) < patience or not all(map(math.isfinite, (*levels, *self._validated))):
             return "", True
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
@@ -203,6 +204,8 @@ class Waiting:
 def _gradients(setting: Setting) -> int:
     """How many gradients of the same age count at once."""
     workers = len(setting.workers)
+    if setting.policy == "quorum":
+        return min(setting.quorum or workers, workers)
     return min(setting.staleness + 1, workers) if setting.policy in ("admit", "discard") else workers
 
 

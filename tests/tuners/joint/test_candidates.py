@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.toy import job
 from tuners.joint.candidates import Candidates
+from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel
 from tuners.joint.training import Training
 from tuners.settings import Choice, Integer
@@ -23,7 +24,7 @@ def sizes(knob, now=16):
         seen.append(setting.batch_size)
         return 0.0
 
-    Candidates(of, training).best(value, len(of.nodes))
+    Candidates(of, training, Shares(of, SystemModel(of))).best(value, len(of.nodes))
     return list(dict.fromkeys(seen))
 
 
@@ -58,7 +59,7 @@ def test_of_very_many_settings_places_and_sizes_are_chosen_in_turn():
         )
         return len(setting.workers) / (1 + distance)
 
-    found = Candidates(of, Training(of, SystemModel(of))).best(value, len(nodes))
+    found = Candidates(of, Training(of, SystemModel(of)), Shares(of, SystemModel(of))).best(value, len(nodes))
     assert (found.batch_size, found.transfer_bits, found.local_steps) == wanted
     assert len(found.workers) == len(nodes) - 1
     assert len(asked) < 3_000

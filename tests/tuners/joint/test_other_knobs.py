@@ -14,7 +14,7 @@ from tests.tuners.joint.test_joint import fixed
 from tuners.actions import Cost, Reconfigure, Run
 from tuners.joint import joint
 from tuners.joint.heat import CopyHeat, fresh
-from tuners.joint.other_knobs import OtherKnobs, progress
+from tuners.joint.other_knobs import OtherKnobs, expected_of_quorum, progress
 from tuners.settings import Choice, Integer, Real
 
 
@@ -80,8 +80,10 @@ def test_where_changes_take_time_trials_in_vain_end_soon():
 
 @pytest.mark.parametrize("policy", ["bsp", "quorum"])
 def test_a_quorum_is_tried_only_where_rounds_end_by_one(policy):
-    of = job_with(Integer("quorum", 0, 4), policy=policy)
+    of = job_with(Integer("quorum", 0, 4), policy=policy, quorum=1)
     assert bool(tried(of, lambda setting: 1.0).changes()) is (policy == "quorum")
+    # Machines that are alike need no smaller one.
+    assert not tried(job_with(Integer("quorum", 0, 4), policy=policy), lambda setting: 1.0).changes()
 
 
 def test_gradients_that_come_after_their_round_do_not_count():
@@ -153,6 +155,30 @@ stragglers = { nodes = ["n1", "n5"], mean_seconds = 9.0, sd_seconds = 3.0 }
 [seeds]
 count = 2
 """
+
+
+def test_a_quorum_is_chosen_by_what_every_worker_takes():
+    """Quorums far from the best one were tried for many rounds: the trials took a third of a short job."""
+    of = job_with(Integer("quorum", 1, 4), policy="quorum", quorum=1)
+    names = [n.name for n in of.nodes]
+    of = replace(of, start=replace(of.start, workers=tuple(names[:4])))
+    took = dict(zip(names, (1.0, 1.0, 1.1, 9.0), strict=False))
+    seen = window(of, [1.0] * 16, compute=took, workers=of.start.workers)
+    told = [expected_of_quorum(seen, of.start, quorum) for quorum in (1, 2, 3, 4)]
+    assert np.argmax(told) == 2
+    # One that has not pushed yet takes at least as long as the window.
+    early = replace(window(of, [1.0] * 12, compute=took, workers=of.start.workers[:3]), start_seconds=-20.0)
+    assert expected_of_quorum(early, of.start, 4) < expected_of_quorum(early, of.start, 3)
+
+
+@pytest.mark.parametrize(("knobs", "policy"), [((), "quorum"), ((Real("learning_rate", 0.001, 1.0, log=True),), "asp")])
+def test_a_quorum_stays_where_the_rate_is_held(knobs, policy):
+    """Its rate was right for rounds: without them the model swung, and the job took 1.4 times as long."""
+    of = job_with(Choice("policy", ("quorum", "bsp", "asp")), *knobs, policy="quorum", quorum=1)
+    of = replace(of, start=replace(of.start, workers=tuple(n.name for n in of.nodes[:3])))
+    begun, answers = course(of), Answers(of, lambda setting, clocks: [1.0] * clocks)
+    answers.run(begun.begin())
+    assert begun.training.setting.policy == policy
 
 
 def test_rounds_that_end_without_stragglers_save_a_third_of_the_time():

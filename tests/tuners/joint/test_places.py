@@ -15,6 +15,7 @@ from tuners.joint.candidates import RoleSearch
 from tuners.joint.checkpoints import with_checkpoints
 from tuners.joint.losses import LossRecord
 from tuners.joint.other_knobs import OtherKnobs
+from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel
 from tuners.joint.tables import BlockModel
 from tuners.prices import Prices
@@ -143,7 +144,7 @@ def roles_free(minimise="seconds", **changed):
 def test_machines_may_work_and_serve_and_may_be_given_back():
     """Only splits into workers and servers were compared, so that every run paid for all machines."""
     of = roles_free()
-    search = RoleSearch(of, of.start, frozenset(n.name for n in of.nodes))
+    search = RoleSearch(of, of.start, frozenset(n.name for n in of.nodes), Shares(of, SystemModel(of)))
     widest = search.best(of.start, lambda s: len(s.workers) + len(s.servers))
     assert set(widest.workers) == set(widest.servers) == {n.name for n in of.nodes}
     fewest = search.best(of.start, lambda s: 1 / len({*s.workers, *s.servers}))
@@ -157,7 +158,7 @@ def test_other_roles_are_compared_with_the_batch_and_the_bits_that_were_chosen()
     chosen = replace(of.start, batch_size=64, transfer_bits=16)
     knobs = (*ROLES, Choice("transfer_bits", (16, 32)), Choice("batch_size", (of.start.batch_size, 64)))
     of = replace(of, space=replace(of.space, knobs=knobs))
-    search = RoleSearch(of, of.start, frozenset(n.name for n in of.nodes))
+    search = RoleSearch(of, of.start, frozenset(n.name for n in of.nodes), Shares(of, SystemModel(of)))
     found = search.best(chosen, lambda s: len(s.workers) + len(s.servers))
     assert (found.batch_size, found.transfer_bits) == (64, 16)
 
