@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 
-__all__ = ["cores", "joined", "own_breakpoint", "protected"]
+__all__ = ["check_names", "cores", "joined", "own_breakpoint", "protected"]
 
 _ANSWER_SECONDS = 5.0
 
@@ -25,6 +27,7 @@ _SETTINGS = b"\x04"
 @contextmanager
 def joined(address: str) -> Iterator[None]:
     """Join the cluster at `address`. Raises ValueError if there is none, if it refuses us, or if it has no CPUs."""
+    check_names()
     _check_listening(address)
     try:
         with own_breakpoint():
@@ -38,6 +41,20 @@ def joined(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def check_names() -> None:
+    """Raise ValueError if a word of this command, or the path of a folder that it imports from, is no text by this locale:
+    Ray tells its processes all of them, as UTF-8."""
+    for name in (*sys.orig_argv, str(Path.cwd()), *sys.path):
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode(errors="backslashreplace")
+            raise ValueError(
+                f"Cannot use Ray with the name {shown!r}, which is no text in {sys.getfilesystemencoding()}. Rename the "
+                "file or folder, name a link to it, or use a locale with UTF-8, as LC_ALL=C.UTF-8."
+            ) from None
 
 
 @contextmanager

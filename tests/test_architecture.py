@@ -132,6 +132,18 @@ def test_a_tuner_has_no_clock_no_files_and_no_global_randomness(name):
     assert {i.module.split(".")[0] for i in imports(tree_of(name), "tuners")} & NOT_FOR_TUNERS == set()
 
 
+WALL_CLOCK = re.compile(r"\btime\.(time|time_ns|localtime|gmtime|ctime|strftime)\(|\bdatetime\b|\bCLOCK_REALTIME\b")
+
+
+def test_live_processes_read_no_clock_that_can_be_set():
+    """The wall clock jumps when it is set: timers would fire at once, or never."""
+    assert all(map(WALL_CLOCK.search, ("time.time()", "time.time_ns()", "from datetime import datetime")))
+    assert not WALL_CLOCK.search("until = time.monotonic() + 3.0")
+    live = [name for name in MODULES if name.startswith("harness/live/")]
+    assert live
+    assert [name for name in live if WALL_CLOCK.search((ROOT / name).read_text())] == []
+
+
 def defined(tree: ast.Module) -> set[str]:
     """Public names that a module defines, without type variables."""
     names: set[str] = set()

@@ -80,8 +80,11 @@ _QUICK_SEEDS = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments`, the process's own if None, and return its exit status."""
-    own_packages.working_folder_last()
     standard_output.replace_closed()
+    try:
+        own_packages.working_folder_last()
+    except FileNotFoundError:
+        return _complain("Cannot run here: this folder has been deleted. Change to another one.", 2)
     if arguments is None:  # the process ends with this command
         sys.stdout, sys.stderr = map(standard_output.lasting, (sys.stdout, sys.stderr))
         collect_garbage_rarely()

@@ -1,4 +1,5 @@
-"""Standard output that is closed, or that nobody reads any more (`harness ... | head`), is no error.
+"""Standard output that is closed, that nobody reads any more (`harness ... | head`), or that cannot show a character, is no
+error.
 
 A command whose result is in files goes on; one that only prints ends.
 """
@@ -20,11 +21,13 @@ class Unread(Exception):
 
 
 class LastingOutput(io.TextIOWrapper):
-    """Standard output or error that goes nowhere once its reader has gone; `when_unread` is called then."""
+    """Standard output or error that goes nowhere once its reader has gone; `when_unread` is called then. A character that
+    its encoding does not have is written as an escape: the name of a file can have any bytes."""
 
     def __init__(self, of: io.TextIOWrapper) -> None:
         # Detached from the former object, which would otherwise write what it holds, and fail, when the process ends.
-        encoding, errors, lines = of.encoding, of.errors, of.line_buffering
+        encoding, lines = of.encoding, of.line_buffering
+        errors = "backslashreplace" if of.errors == "strict" else of.errors
         super().__init__(of.detach(), encoding, errors, line_buffering=lines)
         self.when_unread: Callable[[], object] = lambda: None
 

@@ -36,7 +36,7 @@ from harness.live.processes.placement import ClusterNode, NodePlacement, place_n
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
-from harness.ray_cluster import joined, own_breakpoint, protected
+from harness.ray_cluster import check_names, joined, own_breakpoint, protected
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
@@ -122,6 +122,7 @@ def _private_cluster(processes: int) -> Iterator[None]:
     """Ray on this machine, for a job of so many processes that this process drives: it is not reached from other machines,
     and other users of this machine have no token. It ends with us. Raises ValueError if this machine cannot do that, and
     RuntimeError if Ray does not ask for the token."""
+    check_names()
     check_loopback()
     check_limits(processes)
     with private_folder() as folder:

@@ -19,7 +19,8 @@ _LONGEST_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/
 """Of the folder's path: Ray puts Unix sockets below, and the kernel accepts no longer names (unix(7))."""
 
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a new folder is made there, for this user alone
-"""Where it is made if the system's folder for temporary files has too long a path, as Slurm's often has."""
+"""Where it is made if the path of the system's folder for temporary files is too long, as Slurm's often is, or has letters
+beyond ASCII, which Ray cannot use."""
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def private_folder() -> Iterator[Path]:
 def _parents() -> list[str]:
     """The folders in which it may be, the best one first."""
     found = dict.fromkeys((tempfile.gettempdir(), *_SHORT))
-    return [parent for parent in found if len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= _LONGEST_BYTES]
+    return [parent for parent in found if parent.isascii() and len(parent) + len(f"/{_PREFIX}12345678") <= _LONGEST_BYTES]
 
 
 def _made() -> Path:
@@ -47,8 +48,8 @@ def _made() -> Path:
         with suppress(OSError):  # it is not there, or nothing can be written there
             return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     raise ValueError(
-        f"Cannot make a folder for Ray's sockets: the path of {tempfile.gettempdir()} is too long for them, and in "
-        f"{', '.join(_SHORT)} nothing can be written. Set TMPDIR to a folder with a short path."
+        f"Cannot make a folder for Ray's sockets: the path of {tempfile.gettempdir()} is too long for them, or has letters "
+        f"beyond ASCII, and in {', '.join(_SHORT)} nothing can be written. Set TMPDIR to a folder with a short, plain path."
     )
 
 

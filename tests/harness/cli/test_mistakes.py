@@ -502,3 +502,14 @@ def test_a_mistake_is_answered_in_one_line_and_nothing_is_run(
         assert line == answer
     assert "Traceback" not in said
     assert sorted(p.name for p in desk.iterdir() if p.name != "__pycache__") == before
+
+
+def test_a_folder_that_has_been_deleted_is_no_place_to_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert main(["list", "tuners"]) == 2
+    assert capsys.readouterr().err == "harness: Cannot run here: this folder has been deleted. Change to another one.\n"

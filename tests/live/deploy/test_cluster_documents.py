@@ -1,9 +1,12 @@
 """The documents of `harness/live/clusters` are read by the programs that they are for, as far as those are at hand."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +20,38 @@ SLURM, GUIDE, MANIFEST = ((HERE / name).read_text() for name in ("live.sbatch", 
 
 def test_the_batch_file_is_a_script():
     assert subprocess.run(["bash", "-n", HERE / "live.sbatch"], check=False).returncode == 0  # noqa: S603, S607
+
+
+RAY = """#!/bin/bash
+# Stands in for Ray, which ends some seconds after it is asked to.
+case $1 in
+status) echo ' 1 node_a'; echo ' 1 node_b' ;;
+start) trap 'sleep 3; touch "ended-$$"; exit' TERM; touch "started-$$"; while :; do sleep .1; done ;;
+esac
+"""
+STANDS_IN = {
+    "ray": RAY,
+    "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    "harness": "#!/bin/bash\ntrap 'sleep 1; exit 143' TERM\ntouch job\nwhile :; do sleep .1; done\n",
+}
+
+
+@pytest.mark.timeout(60)
+def test_the_batch_file_waits_for_the_end_of_ray_and_keeps_the_jobs_status(tmp_path):
+    """Slurm sends SIGTERM before the time is over, and once more when it is."""
+    for name, script in STANDS_IN.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(["bash", HERE / "live.sbatch", "a"], cwd=tmp_path, env=os.environ | slurm) as batch:  # noqa: S603, S607
+        while not (tmp_path / "job").exists():
+            assert batch.poll() is None
+            time.sleep(0.05)
+        batch.send_signal(signal.SIGTERM)
+        time.sleep(2.5)  # the job has ended, and Ray is ending
+        batch.send_signal(signal.SIGTERM)
+        assert batch.wait() == 143
+    assert (len(list(tmp_path.glob("started-*"))), len(list(tmp_path.glob("ended-*")))) == (2, 2)
 
 
 def _fields(*required, **properties):

@@ -304,3 +304,5 @@ def test_the_batch_file_leaves_a_checkpoint_when_its_time_is_over_and_goes_on_fr
             assert status == 143, said
             assert words in said
             assert "has a checkpoint. The same command with --resume goes on." in said
+            # Ray has ended, so that the next job can have the same ports.
+            assert not re.findall("ray start|raylet|gcs_server", host.run("ps -eo args"))

@@ -71,6 +71,46 @@ def test_a_job_needs_nothing_but_its_folder(here, machine, more):
     assert (here / "out" / "checkpoint.safetensors").exists()
 
 
+# A home, and what Python and this project need, for a user who may not enter root's home. He sees no process but his own.
+NOBODY = f"""
+mount -t tmpfs -o mode=755 none /mnt
+export HOME="/mnt/Heim von ü"
+export TMPDIR="$HOME" HARNESS_CACHE="$HOME/cache"
+mkdir "$HOME" && cp small.toml "$HOME" && cd "$HOME" && chown --recursive nobody "$HOME"
+number=0
+kept=({sys.base_prefix} {sys.prefix} {ROOT})
+for folder in ${{kept[@]}}
+do mkdir /mnt/$((number += 1)) && mount --bind $folder /mnt/$number
+done
+for parent in /root /home
+do mount -t tmpfs -o mode=755 none $parent
+done
+number=0
+for folder in ${{kept[@]}}
+do mkdir -p $folder && mount --bind /mnt/$((number += 1)) $folder
+done
+mount -t proc -o hidepid=2 proc /proc
+ip link set lo up
+echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+hostname no.such.host
+as_nobody="setpriv --reuid=nobody --regid=nogroup --clear-groups --inh-caps=-all"
+"""
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="this test needs setpriv")
+def test_a_user_without_rights_has_a_job_in_folders_of_any_name(here):
+    """There is neither IPv6 nor an address of the machine's name."""
+    lines = f"""
+        $as_nobody {sys.executable} -m harness deploy --live small.toml --out 'out ☃'
+        stat --format=%U "$HOME/out ☃/checkpoint.safetensors"
+    """
+    made = shell(f"set -e\n{NOBODY}\n{lines}", *["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child"])
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "target after" in made.stdout
+    assert made.stdout.endswith("\nnobody\n")
+
+
 @pytest.mark.parametrize("more", ["", "--tuners fixed,asp"], ids=["job", "contest"])
 def test_a_job_that_a_limit_forbids_leaves_nothing(here, more):
     before = sorted(here.iterdir())

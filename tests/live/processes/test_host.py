@@ -1,4 +1,4 @@
-"""What a job needs of its machine: a loopback interface, and a folder whose path is short enough for Ray's sockets."""
+"""What a job needs of its machine: a loopback interface, and a folder with a short and plain path for Ray's sockets."""
 
 import shutil
 import socket
@@ -40,9 +40,20 @@ def test_a_folder_has_room_for_the_names_of_rays_sockets(long_path, monkeypatch)
     assert not list(long_path.iterdir())
 
 
+def test_a_folder_for_rays_sockets_has_a_path_in_ascii(monkeypatch):
+    """Ray writes the paths of its sockets in ASCII, and ends if it cannot."""
+    with tempfile.TemporaryDirectory(prefix="ü", dir="/tmp") as beyond, tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", beyond)
+        monkeypatch.setattr(module, "_SHORT", (short,))
+        with private_folder() as made:
+            assert str(made.parent) == short
+
+
 def test_without_a_short_path_it_is_said_how_to_get_one(long_path, monkeypatch):
     monkeypatch.setattr(module, "_SHORT", (str(long_path), "/proc"))
-    with pytest.raises(ValueError, match=r"slurm-job.12345678 is too long .* Set TMPDIR to a folder with a short path"):
+    with pytest.raises(
+        ValueError, match=r"slurm-job.12345678 is too long .* Set TMPDIR to a folder with a short, plain path"
+    ):
         module._made()
 
 

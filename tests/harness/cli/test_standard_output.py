@@ -1,0 +1,26 @@
+"""What a terminal cannot show does not end a command."""
+
+import io
+import os
+
+import pytest
+
+from harness.cli.standard_output import LastingOutput
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("utf-8", "strict", "caf\\udce9 ü …".encode()),
+        ("ascii", "strict", rb"caf\udce9 \xfc \u2026"),
+        ("latin-1", "strict", b"caf\\udce9 \xfc \\u2026"),
+        ("utf-8", "surrogateescape", b"caf\xe9 " + "ü …".encode()),
+    ],
+)
+def test_characters_that_the_encoding_lacks_are_written_as_escapes(encoding, errors, written):
+    """The first word is the name of a file whose bytes are Latin-1, as Python has it on a machine that uses UTF-8."""
+    bare = io.BytesIO()
+    output = LastingOutput(io.TextIOWrapper(bare, encoding, errors))
+    output.write(os.fsdecode(b"caf\xe9") + " ü …")
+    output.flush()
+    assert bare.getvalue() == written
