@@ -28,6 +28,7 @@ from simulators.workloads.data_tables import (
     Mnist,
     Mnist1d,
     Mnist5k,
+    Npz,
     Ratings,
     Source,
 )
@@ -167,8 +168,17 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
             msgspec.convert(table, _WorkloadTable)
         except msgspec.ValidationError as error:
             keys = {"": _WorkloadTable.__struct_fields__, "demand": Demand.__struct_fields__}
-            raise ValueError(f"Cannot read workload {name!r} from {path}: {near_keys(str(error), keys)}") from error
+            said = near_keys(str(error), keys) + _kinds(str(error))
+            raise ValueError(f"Cannot read workload {name!r} from {path}: {said}") from error
     return tables
+
+
+def _kinds(error: str) -> str:
+    """What may be written, as a sentence, where msgspec's `error` is about the kind of a model or of data; else ""."""
+    for key, kinds in (("model", Model), ("data", Source)):
+        if f"$.{key}.kind" in error:
+            return f"; choose one of {', '.join(sorted(kind.__struct_config__.tag for kind in get_args(kinds)))}."
+    return ""
 
 
 def _table(name: str, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +244,7 @@ def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
 
 def _check_data(name: str, job: _WorkloadTable, path: Path | str | None) -> None:
     """Raise ValueError where a workload that reads files has no path to them, or another one has."""
-    reads = isinstance(job.data, Mnist | Cifar10 | Libsvm)
+    reads = isinstance(job.data, Mnist | Cifar10 | Libsvm | Npz)
     if reads and path is None:
         raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
     if path is not None and not reads:
@@ -268,6 +278,7 @@ def dataset(source: Source, path: str = "") -> Any:
         Mnist: lambda: datasets.subset(files.mnist(path), **fields),
         Cifar10: lambda: datasets.subset(files.cifar10(path), **fields),
         Libsvm: lambda: files.libsvm(path, **fields),
+        Npz: lambda: files.npz(path, **fields),
         Classification: lambda: datasets.classification(**fields),
         Clicks: lambda: datasets.clicks(**fields),
         EmbeddedClicks: lambda: datasets.embedded_clicks(**fields),

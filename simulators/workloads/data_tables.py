@@ -19,6 +19,7 @@ __all__ = [
     "Mnist",
     "Mnist1d",
     "Mnist5k",
+    "Npz",
     "Ratings",
     "Source",
 ]
@@ -56,6 +57,13 @@ class Cifar10(_Fraction, frozen=True, tag="cifar10"):
 
 class Libsvm(_DataTable, frozen=True, tag="libsvm"):
     """`files.libsvm`."""
+
+    valid_share: float = 0.2
+    seed: int = 0
+
+
+class Npz(_DataTable, frozen=True, tag="npz"):
+    """`files.npz`."""
 
     valid_share: float = 0.2
     seed: int = 0
@@ -139,6 +147,7 @@ Source: TypeAlias = (
     | Mnist
     | Cifar10
     | Libsvm
+    | Npz
     | Classification
     | Clicks
     | EmbeddedClicks

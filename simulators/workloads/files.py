@@ -1,4 +1,4 @@
-"""Data from the user's files: MNIST (IDX), CIFAR-10 (binary batches), libsvm.
+"""Data from the user's files: MNIST (IDX), CIFAR-10 (binary batches), libsvm, arrays of NumPy.
 
 Nothing is downloaded. A missing file raises FileNotFoundError; a truncated, corrupt or wrong file raises ValueError. Both
 name the file, what is wrong with it, and what is expected.
@@ -7,6 +7,7 @@ name the file, what is wrong with it, and what is expected.
 from __future__ import annotations
 
 import gzip
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from simulators.workloads.datasets import Dataset, split
 
-__all__ = ["cifar10", "libsvm", "mnist", "read_idx"]
+__all__ = ["cifar10", "libsvm", "mnist", "npz", "read_idx"]
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CIFAR_ROW = 1 + 3 * 32 * 32
@@ -93,9 +94,7 @@ def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Data
     """
     from sklearn.datasets import load_svmlight_file
 
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"Cannot read {path}: there is no such file; give a libsvm file.")
+    path = _file(path, "a libsvm file")
     try:
         table, raw = load_svmlight_file(str(path))
     except (ValueError, EOFError, OSError, zlib.error) as error:
@@ -105,13 +104,61 @@ def libsvm(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Data
         raise ValueError(
             f"Cannot use {path}: {n} samples of {d} features fill {4 * n * d} bytes; sample it or hash features."
         )
-    kinds, labels = np.unique(raw, return_inverse=True)
+    return _classified(path, table.toarray(), raw, (d,), valid_share, seed)
+
+
+def npz(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset:
+    """The arrays `x` [n, ...] and `y` [n] of a file that `numpy.savez` wrote: features, as float32, and classes. Images are
+    [n, height, width, channels]. Labels become 0, 1, ...
+
+    A share of each class, drawn by `seed`, is held out for validation. Features are not scaled; scale them beforehand.
+    """
+    path = _file(path, "an .npz file")
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in ("x", "y") if name in found.files}
+            names = ", ".join(found.files) or "nothing"
+    except (ValueError, EOFError, OSError, zlib.error, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"Cannot read {path} as .npz: {error}; write it by numpy.savez(path, x=features, y=labels)."
+        ) from error
+    if len(arrays) < 2:
+        raise ValueError(f"Cannot use {path}: it has {names}; expected x, the features, and y, the labels.")
+    x, y = arrays["x"], arrays["y"]
+    numbers = np.issubdtype(x.dtype, np.number) or x.dtype == bool
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not numbers:
+        raise ValueError(
+            f"Cannot use {path}: x is {x.shape} of {x.dtype}, y is {y.shape}; expected n samples of numbers, [n, ...], and n "
+            "labels."
+        )
+    return _classified(path, x.reshape(len(x), -1), y, x.shape[1:], valid_share, seed)
+
+
+def _classified(
+    path: Path,
+    features: NDArray[np.generic],
+    raw: NDArray[np.generic],
+    shape: tuple[int, ...],
+    valid_share: float,
+    seed: int,
+) -> Dataset:
+    """Features [n, d] and labels [n] of any type as a data set. Raises ValueError where the labels are no classes."""
+    n, (kinds, labels) = len(raw), np.unique(raw, return_inverse=True)
     if len(kinds) < 2 or len(kinds) > max(2, n // 2):
-        raise ValueError(f"Cannot use {path}: {len(kinds)} different labels in {n} lines; expected classes, at least 2.")
-    features = table.toarray().astype(np.float32)
+        raise ValueError(f"Cannot use {path}: {len(kinds)} different labels in {n} samples; expected classes, at least 2.")
+    features = features.astype(np.float32)
     if not np.isfinite(features).all():
         raise ValueError(f"Cannot use {path}: some features are not finite; clean them first.")
-    return split(features, labels, (d,), valid_samples=max(1, int(valid_share * n)), seed=seed)
+    return split(features, labels, shape, valid_samples=max(1, int(valid_share * n)), seed=seed)
+
+
+def _file(path: Path | str, what: str) -> Path:
+    path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"Cannot read {path}: it is a folder; give {what}.")
+    if not path.is_file():
+        raise FileNotFoundError(f"Cannot read {path}: there is no such file; give {what}.")
+    return path
 
 
 def _folder(folder: Path | str, what: str) -> Path:

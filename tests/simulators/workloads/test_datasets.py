@@ -406,6 +406,54 @@ def test_missing_cifar10(cifar_folder):
         files.cifar10(cifar_folder)
 
 
+# ------------------------------------------------------------------------------------------------------------------ npz
+
+
+def test_npz_holds_out_a_share_of_each_class(tmp_path):
+    x = np.arange(40 * 2 * 3 * 1, dtype=np.uint8).reshape(40, 2, 3, 1)
+    np.savez(tmp_path / "mine.npz", x=x, y=np.array(["no", "yes"] * 20))
+    found = files.npz(tmp_path / "mine.npz", valid_share=0.25)
+    assert found.shape == (2, 3, 1)
+    assert found.classes == 2
+    (train, labels), (valid, held_out) = found.train, found.valid
+    assert train.dtype == np.float32
+    assert np.bincount(held_out).tolist() == [5, 5]
+    rows = {tuple(row): int(label) for row, label in zip([*train, *valid], [*labels, *held_out], strict=True)}
+    assert rows == {tuple(map(float, row.ravel())): i % 2 for i, row in enumerate(x)}
+    again = files.npz(tmp_path / "mine.npz", valid_share=0.25)
+    assert np.array_equal(again.train[0], train)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"features": np.zeros((4, 2)), "y": np.arange(4)}, r"it has features, y; expected x, the features, and y"),
+        ({"x": np.zeros((4, 2)), "y": np.arange(3)}, r"x is \(4, 2\) of float64, y is \(3,\); expected n samples"),
+        ({"x": np.zeros(4), "y": np.arange(4)}, r"x is \(4,\)"),
+        ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, r"of <U1"),
+        ({"x": np.array([[np.nan], [1.0], [2.0], [1.0]]), "y": np.array([0, 1, 0, 1])}, r"some features are not finite"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, r"1 different labels in 4 samples"),
+        ({"x": np.array([[None], [1]], object), "y": np.arange(2)}, r"Cannot read .* as \.npz: .*write it by numpy\.savez"),
+    ],
+)
+def test_unfit_npz(tmp_path, arrays, told):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(ValueError, match=told):
+        files.npz(tmp_path / "mine.npz")
+
+
+def test_damaged_and_missing_npz(tmp_path):
+    (tmp_path / "text.npz").write_text("x,y")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for name in ("text.npz", "empty.npz"):
+        with pytest.raises(ValueError, match=r"as \.npz"):
+            files.npz(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"it is a folder; give an \.npz file"):
+        files.npz(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no such file; give an \.npz file"):
+        files.npz(tmp_path / "none.npz")
+
+
 # ---------------------------------------------------------------------------------------------------------------- libsvm
 
 
@@ -426,8 +474,8 @@ def test_libsvm(tmp_path):
     [
         ("1 1:0.5\n-1 1:oops\n", r"Cannot read .* as libsvm: .*expected lines of `label index:value"),
         ("<html>", r"Cannot read .* as libsvm"),
-        ("1 1:1\n" * 9, r"1 different labels in 9 lines"),
-        ("".join(f"{i}.5 1:1\n" for i in range(9)), r"9 different labels in 9 lines"),
+        ("1 1:1\n" * 9, r"1 different labels in 9 samples"),
+        ("".join(f"{i}.5 1:1\n" for i in range(9)), r"9 different labels in 9 samples"),
         ("1 1:nan\n-1 1:2\n" * 5, r"some features are not finite"),
         ("1 900000000:1\n-1 1:2\n" * 5, r"10 samples of 900000000 features fill"),
     ],

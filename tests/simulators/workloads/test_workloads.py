@@ -18,7 +18,7 @@ from simulators import jobs
 from simulators.cluster.profiles import node_seconds, profile
 from simulators.workloads import catalogue as module
 from simulators.workloads import datasets, models
-from simulators.workloads.catalogue import workload, workloads
+from simulators.workloads.catalogue import load_workloads, workload, workloads
 from simulators.workloads.model_tables import Mlp, Transformer
 from simulators.workloads.workload import Demand, OptionEffect
 from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder  # noqa: F401
@@ -395,6 +395,21 @@ def test_libsvm_workloads(tmp_path):
         np.testing.assert_allclose(
             jax.jit(made.proxy.losses)(zero, made.proxy.valid), {"libsvm-svm": 1.0}.get(name, np.log(3)), rtol=1e-6
         )
+
+
+def test_a_workload_learns_from_arrays_of_the_user(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(50, 3)), y=rng.integers(0, 2, 50))
+    (tmp_path / "mine.toml").write_text(
+        '[mine]\nsummary = "mine"\nsource = "mine"\nbatch_size = 4\nlearning_rate = 0.1\n'
+        'model = { kind = "logistic" }\ndata = { kind = "npz" }\n[mine.demand]\nmodel_bytes = 1e3\nsample_seconds = 0.01\n'
+    )
+    made = workload("mine", data=tmp_path / "mine.npz", tables=load_workloads(tmp_path / "mine.toml"))
+    assert (made.samples, made.proxy.train[0].shape) == (40, (40, 3))
+    text = (tmp_path / "mine.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace('"npz"', '"numpy"'))
+    with pytest.raises(ValueError, match=r"'numpy' - at `\$\.data\.kind`; choose one of breast-cancer, .*npz, "):
+        load_workloads(tmp_path / "mine.toml")
 
 
 def test_a_missing_and_a_superfluous_data_path_are_refused(tmp_path):
