@@ -20,12 +20,12 @@ own_packages.claim()
 __version__ = HARNESS_VERSION
 
 if TYPE_CHECKING:
-    from harness.interface import compare, deploy, play
+    from harness.interface import compare, deploy, load_results, play
     from harness.interface import scenario as scenario
 
-__all__ = ["__version__", "compare", "deploy", "play", "scenario"]
+__all__ = ["__version__", "compare", "deploy", "load_results", "play", "scenario"]
 
-_WHERE = {"compare": "harness.interface", "deploy": "harness.interface", "play": "harness.interface"}
+_WHERE = dict.fromkeys(("compare", "deploy", "load_results", "play"), "harness.interface")
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ from tuners.actions import TunerFactory
 if TYPE_CHECKING:
     from harness.cli.display import ProgressDisplay
 
-__all__ = ["PlayedRun", "compare", "deploy", "play", "scenario"]
+__all__ = ["PlayedRun", "compare", "deploy", "load_results", "play", "scenario"]
 
 _Scenarios: TypeAlias = str | Path | Scenario
 _Tuners: TypeAlias = str | TunerFactory
@@ -92,6 +92,14 @@ def compare(
                 watch=watch or (lambda _: None),
             )
         return comparison_in(folder, temporary=out is None)
+
+
+def load_results(folder: str | Path) -> Comparison:
+    """The comparison in a results folder, such as `harness compare` has written; of one that is unfinished, what there is.
+
+    Raises ValueError where `folder` has no results.
+    """
+    return comparison_in(Path(folder))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

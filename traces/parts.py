@@ -172,6 +172,8 @@ def manifest(folder: Path) -> Manifest | None:
                 f"Cannot read a trace from {folder}: it has the results of a comparison. With --record, each of its runs "
                 "has a folder `trace`."
             )
+        if (folder / "deploy.json").is_file():
+            raise ValueError(f"Cannot read a trace from {folder}: it has a deployed job. Its trace is {folder / 'trace'}.")
         if not any((folder / table).is_dir() for table in TRACE):
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."

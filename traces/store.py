@@ -128,6 +128,11 @@ _MANIFEST: dict[str, type] = {"scenarios": list, "tuners": list, "oracles": list
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`. Raises ValueError where it is no results folder, or one of another version."""
     path = folder / "manifest.json"
+    if (folder / "deploy.json").is_file():
+        raise ValueError(
+            f"Cannot read results from {folder}: it has one deployed job. `harness trace show {folder / 'trace'}` shows its "
+            "recording."
+        )
     if not path.is_file():
         raise ValueError(f"Cannot read results from {folder}: it has no manifest.json. Name a folder that compare wrote.")
     try:

@@ -106,6 +106,7 @@ def _deploy(options: argparse.Namespace) -> int:
     from harness.live.deploy.deployment import Interrupted, deploy, described, simulated
     from harness.live.deploy.job_folder import exchanges_of
     from harness.scenario import load
+    from harness.score import ending, score
 
     _check(options)
     if options.tuners is not None and options.live and not options.dry_run:
@@ -132,9 +133,8 @@ def _deploy(options: argparse.Namespace) -> int:
             print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
             return stop.status
     outcome = played.outcome
-    console.print(
-        f"{outcome.status} after {outcome.seconds:.1f} s. {outcome.reason}".rstrip(), highlight=False, markup=False
-    )
+    row = score(played, **wanted.run).score
+    console.print(ending(row, outcome.seconds), highlight=False, markup=False, soft_wrap=True)
     if options.beside:
         console.print("Running the same job in the simulator.", highlight=False)
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))

@@ -143,16 +143,16 @@ class ComparisonPlots:
         return drawing.figure
 
     def gantt(self, tuner: str | None = None, scenario: str | None = None, *, seed: int | None = None) -> Figure:
-        """When every worker computes, transfers and waits during one run: by default, the run with the median time.
-
-        `tuner` may be left out if there is only one. Raises ValueError for a run that does not exist or has no push.
+        """When every worker computes, transfers and waits during one run: by default, of the leader, the run with the median
+        time. Raises ValueError for a run that does not exist or has no push, and where no tuner leads and none is named.
         """
         from reports.figures.settings_over_time import typical_seed
         from reports.figures.workers import workers_of_run
 
         name = self._scenario(scenario)
         scores = self._here(self._of.scores, name)
-        chosen = _only("tuner", tuner, scores["tuner"].unique(maintain_order=True).to_list())
+        names = scores["tuner"].unique(maintain_order=True).to_list()
+        chosen = self._leader(name) if tuner is None and len(names) > 1 else _only("tuner", tuner, names)
         mine = scores.filter(pl.col("tuner") == chosen)
         number = typical_seed(mine) if seed is None else seed
         drawing = workers_of_run(self._of.folder, name, chosen, number, "workers")
@@ -162,6 +162,11 @@ class ComparisonPlots:
                 f"Seeds: {', '.join(map(str, mine['seed']))}."
             )
         return drawing.figure
+
+    def _leader(self, scenario: str) -> str:
+        from reports.verdicts.summary import winner
+
+        return winner(self._of.summary(), scenario)
 
     def _scenario(self, name: str | None) -> str:
         return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())

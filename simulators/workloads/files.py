@@ -128,8 +128,8 @@ def npz(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset
     numbers = np.issubdtype(x.dtype, np.number) or x.dtype == bool
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not numbers:
         raise ValueError(
-            f"Cannot use {path}: x is {x.shape} of {x.dtype}, y is {y.shape}; expected n samples of numbers, [n, ...], and n "
-            "labels."
+            f"Cannot use {path}: x is {x.shape} of {x.dtype}, y is {y.shape}; expected n samples of numbers, [n, ...], "
+            "and n labels."
         )
     return _classified(path, x.reshape(len(x), -1), y, x.shape[1:], valid_share, seed)
 

@@ -146,14 +146,24 @@ def test_scenarios_are_objects_too(tiny: Path) -> None:
     assert clocks == {"tiny": 60, "longer": 90}
 
 
+def test_results_of_a_folder_are_the_same_as_those_that_compare_returned(tiny: Path, tmp_path: Path) -> None:
+    made = harness.compare(tiny, ["fixed", smaller], seeds=1, jobs=1, out=tmp_path / "mine")
+    found = harness.load_results(str(tmp_path / "mine"))
+    assert repr(found) == repr(made)
+    assert found.scores.equals(made.scores)
+    with pytest.raises(ValueError, match="it has no manifest"):
+        harness.load_results(tmp_path)
+
+
 def test_figures_are_matplotlibs(tiny: Path, tmp_path: Path) -> None:
     result = harness.compare(tiny, ["fixed", smaller], seeds=1, jobs=1)
     times, gantt = result.plot.times(), result.plot.gantt("smaller")
     assert isinstance(times, matplotlib.figure.Figure)
     assert isinstance(gantt, matplotlib.figure.Figure)
     assert times._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="Cannot choose a tuner: name one of fixed, smaller"):
-        result.plot.gantt()
+    assert isinstance(result.plot.gantt(), matplotlib.figure.Figure)  # of the leader
+    with pytest.raises(ValueError, match="there is no tuner 'larger' of fixed, smaller"):
+        result.plot.gantt("larger")
     with pytest.raises(ValueError, match="there is no scenario 'huge' of tiny"):
         result.plot.times("huge")
     with pytest.raises(ValueError, match="Its job may be timing-only"):

@@ -71,6 +71,7 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
                 f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
         _check_same(out, manifest, scenario)
+        _check_not_over(out)
     before = os.umask(0o077)  # what is written while the job runs is for its owner only: 0600, folders 0700
     try:
         with _locked(out):
@@ -118,6 +119,14 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
             f"Cannot resume from {out}: scenario {scenario.name!r} has changed since. Name another folder with --out, or "
             f"give the scenario as it is in {out / 'scenario.toml'}."
         )
+
+
+def _check_not_over(out: Path) -> None:
+    """Raise ValueError where the job has ended, by its target, its budget, or because it could not go on."""
+    with suppress(OSError):
+        ended = json.loads((out / "score.json").read_text("utf-8"))["status"]
+        if ended != "error":
+            raise ValueError(f"Cannot resume from {out}: the job has ended ({ended}). Name another folder with --out.")
 
 
 class KeptExchanges:

@@ -279,12 +279,25 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
     assert "it is there already. Go on with it by --resume" in refused(capsys, *live)
     assert "it was deployed with tuner fixed, and this is tpe" in refused(capsys, *live, "--resume", "--tuner", "tpe")
     assert "it was deployed with seed 0, and this is 1" in refused(capsys, *live, "--resume", "--seed", "1")
+    (here / "out" / "score.json").write_text('{"status": "budget"}')
+    assert "the job has ended (budget). Name another folder" in refused(capsys, *live, "--resume")
+    (here / "out" / "score.json").write_text('{"status": "error"}')  # its tuner has failed: the job may go on
     (here / "small.toml").write_text(SMALL.replace("1.2", "1.3"))
     assert "scenario 'small' has changed since" in refused(capsys, *live, "--resume")
     (here / "file").write_text("")
     assert "it is a file" in refused(capsys, "--live", "small.toml", "--out", "file")
     with job_folder.claimed(here / "busy", load("small.toml"), "fixed", 0, resume=False):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
+
+
+def test_the_folder_of_a_job_is_no_comparison_and_no_trace(here, capsys):
+    begun(here / "out")
+    for command, said in (
+        (["report", "out"], "it has one deployed job. `harness trace show out/trace` shows its recording."),
+        (["trace", "show", "out"], "it has a deployed job. Its trace is out/trace."),
+    ):
+        assert main(command) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_exchanges_wait_while_the_disk_is_full(here):
