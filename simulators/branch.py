@@ -221,6 +221,7 @@ class Branch:
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         if _aggregation(self.program) != _aggregation(prepared.program):
             self.state = loop.regrouped(prepared.program, prepared.inputs, self.state)
+        self.state = loop.redivided(self.inputs, prepared.inputs, self.state)
         self.program, self.inputs = prepared.program, prepared.inputs
         self.inputs = self.checkpoints.with_work_redone(self.inputs, prepared.inputs)
         self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)

@@ -17,9 +17,10 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
+from simulators.engine import connections
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
-from tuners.actions import Job, Rejected, Setting, Target
+from tuners.actions import Job, Rejected, Setting, Space, Target
 from tuners.settings import OF_PULLS, OF_REPLICAS
 
 __all__ = [
@@ -76,7 +77,7 @@ class SnapshotCosts(NamedTuple):
 
     clocks: Any  # int32 scalar: pushes from one to the next
     bytes: Any  # [k] that each node sends of one
-    usage: Any  # [k, r] resources per byte of them
+    usage: Any  # [k, r] resources per byte of them; with connections [2ks + s, r], of all flows
     weights: Any  # [k] of their rates beside those of pulls and pushes
 
 
@@ -126,6 +127,7 @@ class EngineInputs(NamedTuple):
     placement: Any = ()  # `RowPlacement` of embedding tables; (): every mini-batch pulls and pushes the whole model
     copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
     snapshots: Any = ()  # `SnapshotCosts`; (): none is taken
+    connections: Any = ()  # `connections.Connections`; (): the flows of a transfer move as one
 
 
 class CycleCosts(NamedTuple):
@@ -306,7 +308,7 @@ def build(
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, names, straggling(conditions, names, rng), rng),
-        **_transfers(cluster, workload, setting, conditions, costs, effects),
+        **_transfers(cluster, workload, setting, conditions, costs, effects, space),
         control_queue=np.full(int(cluster.control_queue > 0), cluster.control_queue),
         samples=parts.samples,
         shard_start=parts.start,
@@ -316,9 +318,9 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
-    snapshots = numbers.pop("snapshots")
+    parts = {name: numbers.pop(name) for name in ("snapshots", "connections")}
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    arrays["snapshots"] = snapshots
+    arrays |= parts
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
         arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
@@ -337,6 +339,7 @@ def _transfers(
     conditions: Conditions,
     costs: CycleCosts,
     effects: Effects,
+    space: Space,
 ) -> dict[str, Any]:
     """What pulls and pushes move, over which links, and how long servers apply a push."""
     nodes = cluster.nodes
@@ -352,13 +355,16 @@ def _transfers(
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
         snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
+    net = _connections(cluster, workload, setting, conditions, effects, space)
+    if net and snapshots:
+        snapshots = snapshots._replace(usage=connections.usage_with_copies(net))
     return {
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),
         "nic": costs.nic,
         # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
         # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
-        "nic_levels": costs.nic if effects.out or effects.into else np.unique(costs.nic),
+        "nic_levels": costs.nic if effects.out or effects.into or net else np.unique(costs.nic),
         "serve_out": np.float64(costs.serve_out),
         "serve_in": np.float64(costs.serve_in),
         "usage": usage[: 2 * k],
@@ -367,7 +373,29 @@ def _transfers(
         "apply_seconds": np.float64(costs.apply_seconds),
         "blocked_until_seconds": np.float64(effects.blocked_until_seconds),
         "snapshots": snapshots,
+        "connections": net,
     }
+
+
+def _connections(
+    cluster: Cluster, workload: Workload, setting: Setting, conditions: Conditions, effects: Effects, space: Space
+) -> Any:
+    """The connections of workers and servers; () where the flows of a transfer may move as one.
+
+    They may where all servers are alike, and none of them works or has a token bucket: then the flows of a transfer end
+    together, and to move them one by one would take longer and change nothing but the last bits. They also do in a job whose
+    servers always have equal shares, however unlike their links are, and where rows of embedding tables move.
+    """
+    nodes, servers = cluster.nodes, setting.servers
+    if has_tables(workload) or not space.may_share_model:
+        return ()
+    pulled, pushed = _shares_of_servers(setting, effects)
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    facts = (pulled, pushed, out, into, {n: kind.service_bytes_per_second for n, kind in nodes})
+    limited = {n for bucket in conditions.buckets for n in bucket.nodes}
+    if len({*pulled, *pushed}) == 1 or not (overlapping(setting) or limited & {*servers} or not connections.alike(*facts)):
+        return ()
+    return connections.between([n for n, _ in nodes], servers, *facts)
 
 
 def _updates(setting: Setting, names: tuple[str, ...], *, local_steps: bool) -> dict[str, Any]:

@@ -47,6 +47,7 @@ __all__ = [
     "caches_cleared",
     "catch_up",
     "launch",
+    "redivided",
     "regrouped",
     "resumed",
     "rows_placed",
@@ -509,7 +510,9 @@ def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any)
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
         seconds=jnp.zeros(()),
-        flight=timing.all_waiting(nodes, jnp.asarray(inputs.bucket_bytes), snapshots=bool(inputs.snapshots)),
+        flight=timing.all_waiting(
+            nodes, jnp.asarray(inputs.bucket_bytes), snapshots=bool(inputs.snapshots), net=inputs.connections
+        ),
         clocks=none,
         drawn=none,
         pushes=zero,
@@ -544,12 +547,16 @@ def launch(
     """
     # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
     # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
-    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE, snapshots=())
-    freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE))
+    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE, snapshots=(), connections=())
+    flight, parts = state.clock.flight._replace(parts=()), state.clock.flight.parts
+    freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE, flight=flight))
     together = learning.pull_together(program.model, inputs.active, release)
     launched: State = _launch(program.model, data, alike, freed, release, offsets, together=together)
     timer: Any = np.full(int(program.timers), np.inf)  # of NumPy, because JAX would compile it
-    return launched._replace(clock=launched.clock._replace(policy=jax.tree.map(_typed, policy), timer=timer))
+    clock = launched.clock._replace(policy=jax.tree.map(_typed, policy), timer=timer)
+    if inputs.connections:
+        clock = clock._replace(flight=timing.with_parts(inputs, clock.flight, np.asarray(release), parts))
+    return launched._replace(clock=clock)
 
 
 def _typed(value: Any) -> Any:
@@ -631,6 +638,11 @@ def rows_placed(inputs: EngineInputs, state: State) -> State:
     return State(state.clock, learned._replace(touched=_rows_placed(inputs, learned.touched)))
 
 
+def redivided(before: EngineInputs, after: EngineInputs, state: State) -> State:
+    """The job after its inputs have changed from `before` to `after`: transfers in progress go on with these servers."""
+    return state._replace(clock=state.clock._replace(flight=timing.redivided(before, after, state.clock.flight)))
+
+
 def regrouped(program: Program, inputs: EngineInputs, state: State) -> State:
     """The job after a policy has come that needs gradients kept in another way: what was kept of them is dropped."""
     if program.model is None or state.learned is None:
@@ -664,7 +676,8 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     state = caches_cleared(state)
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
-    flight = timing.all_waiting(clock.clocks.shape[0], tokens, now, snapshots=bool(inputs.snapshots))
+    nodes, snapshots = clock.clocks.shape[0], bool(inputs.snapshots)
+    flight = timing.all_waiting(nodes, tokens, now, snapshots=snapshots, net=inputs.connections)
     return state._replace(clock=clock._replace(seconds=cast(Any, np.float64(now)), flight=flight))
 
 

@@ -4,7 +4,8 @@ A pull (or push) is a *coflow*: one flow to every server, as large as the server
 last of its flows. Every worker moves the same proportions, so where nodes are workers or servers but not both, all
 servers together act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over
 it. Where roles overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs
-progressively.
+progressively. Where servers are not alike, the flows of a transfer end one after another, each with rates of its own
+(`connected`; `simulators.engine.connections` says when).
 
 TCP is fair only in the long run: how much of a busy link a transfer of some dozen packets gets differs from one to the next.
 With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967). Weights are drawn
@@ -20,7 +21,7 @@ from jax.typing import ArrayLike
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["fifo", "maxmin", "uneven", "waterfill"]
+__all__ = ["connected", "fifo", "maxmin", "uneven", "waterfill"]
 
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
@@ -90,3 +91,52 @@ def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.
     start = (jnp.zeros(usage.shape[0], usage.dtype), active & ~unlimited, capacity)
     rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill, start)
     return jnp.where(unlimited, _UNLIMITED, rates)
+
+
+def connected(
+    server: Array, capacity: tuple[Array, Array, Array, Array], pulls: Array, pushes: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Max-min fair rates [k, s] of flows between k nodes and s servers: of pulls, and of pushes.
+
+    A resource that offers each of its flows no more than the flow's other resources do is their bottleneck: it divides what
+    it has left at once. So there are fewer rounds than in `maxmin`, which waits for the one with the least to offer.
+
+    Args:
+        server: the node that each server is, int32 [s]. What a node moves to itself crosses no NIC.
+        capacity: of NICs that send and that receive, [k], and of server processes that do, [s]; bytes/s, finite.
+        pulls: which flows pull, bool [k, s].
+        pushes: which flows push, bool [k, s].
+        weights: of each node's pull and push, [2, k]; rates grow in proportion to these.
+    """
+    mine = jnp.arange(pulls.shape[0], dtype=jnp.int32)[:, None] == server
+    weight = weights[:, :, None]
+
+    def on_resources(pull: Array, push: Array, least: bool = False) -> tuple[Array, Array, Array, Array]:
+        """The sum of the flows on every resource, or the least of them."""
+        none = jnp.inf if least else 0.0
+        of, both = (jnp.min, jnp.minimum) if least else (jnp.sum, jnp.add)
+        away, home = jnp.where(mine, none, pull), jnp.where(mine, none, push)
+        served, taken = (of(jnp.where(mine, of(flows, axis=0), none), axis=1) for flows in (away, home))
+        return both(of(home, axis=1), served), both(of(away, axis=1), taken), of(pull, axis=0), of(push, axis=0)
+
+    def divide(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        pull, push, pulling, pushing = carry
+        demand = on_resources(jnp.where(pulling, weight[0], 0.0), jnp.where(pushing, weight[1], 0.0))
+        level = [
+            jnp.where(d > 0, jnp.maximum(c - used, 0.0) / jnp.where(d > 0, d, 1.0), jnp.inf)
+            for c, used, d in zip(capacity, on_resources(pull, push), demand, strict=True)
+        ]
+        out, into, sends, receives = level
+        pulled = jnp.minimum(jnp.where(mine, jnp.inf, jnp.minimum(into[:, None], out[server])), sends)
+        pushed = jnp.minimum(jnp.where(mine, jnp.inf, jnp.minimum(out[:, None], into[server])), receives)
+        least = on_resources(jnp.where(pulling, pulled, jnp.inf), jnp.where(pushing, pushed, jnp.inf), least=True)
+        out, into, sends, receives = (offered <= low for offered, low in zip(level, least, strict=True))
+        ends = pulling & (~mine & (into[:, None] | out[server]) | sends)
+        stops = pushing & (~mine & (out[:, None] | into[server]) | receives)
+        pull, push = jnp.where(ends, weight[0] * pulled, pull), jnp.where(stops, weight[1] * pushed, push)
+        return pull, push, pulling & ~ends, pushing & ~stops
+
+    none = jnp.zeros(pulls.shape)
+    start = (none, none, pulls, pushes)
+    pull, push, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[2] | carry[3]), divide, start)
+    return pull, push

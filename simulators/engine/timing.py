@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from simulators.engine import network
+from simulators.engine import connections, network
 from simulators.engine.inputs import EngineInputs
 
 __all__ = [
@@ -34,10 +34,12 @@ __all__ = [
     "begin_cycles",
     "catch_up",
     "mini_batch_seconds",
+    "redivided",
     "refilled",
     "shifted",
     "spans",
     "to_next_push",
+    "with_parts",
     "with_snapshot",
 ]
 
@@ -62,10 +64,12 @@ class Flight(NamedTuple):
     late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] as above
     copying: Any = ()  # [k] bytes that each server has yet to send of its snapshots; () where none is taken
     uncopied: Any = ()  # int32 scalar: pushes since the last snapshot; () as above
+    parts: Any = ()  # [k, s] of `remaining` bytes, by connection; () where the flows of a transfer move as one
 
 
-def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool = False) -> Flight:
-    """No worker has begun anything, and no server takes a snapshot; all wait since `now`."""
+def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool = False, net: Any = ()) -> Flight:
+    """No worker has begun anything, and no server takes a snapshot; all wait since `now`. `net`: the job's connections, ()
+    for none."""
     zeros: Any = np.zeros(nodes)  # of NumPy, because JAX would compile each outside of a program
     none: Any = np.zeros(nodes, np.int32)
     since: Any = np.full((5, nodes), now, np.float64)
@@ -82,7 +86,25 @@ def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool 
         late_bytes=cast(Any, np.zeros(len(tokens))),
         copying=zeros if snapshots else (),
         uncopied=np.int32(0) if snapshots else (),
+        parts=np.zeros((nodes, len(net.pull))) if net else (),
     )
+
+
+def redivided(before: EngineInputs, after: EngineInputs, flight: Flight) -> Flight:
+    """The flight as the inputs change from `before` to `after`: where servers or their shares are others, what is left of
+    each transfer is divided as the new shares are."""
+    if not (before.connections or after.connections) or connections.kept(before.connections, after.connections):
+        return flight
+    everybody = np.ones(len(np.asarray(flight.phase)), bool)
+    return flight._replace(parts=()) if not after.connections else with_parts(after, flight, everybody, None)
+
+
+def with_parts(inputs: EngineInputs, flight: Flight, workers: NDArray[np.bool_], parts: Any) -> Flight:
+    """The flight with what `workers` [k] have left of their transfers divided among connections; others have `parts` [k, s]
+    left (None: no others)."""
+    phase = np.asarray(flight.phase)
+    found = connections.divided(inputs.connections, np.asarray(flight.remaining), phase == PULL, phase == PUSH)
+    return flight._replace(parts=found if parts is None else np.where(workers[:, None], found, np.asarray(parts)))
 
 
 class _Turn(NamedTuple):
@@ -108,9 +130,15 @@ def to_next_push(
 
     def event(turn: _Turn) -> _Turn:
         seconds, flight = turn.seconds, turn.flight
-        rates, drains, sending = rates_now(flight)
+        rates, drains, sending, flows = rates_now(flight)
         left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
         left = jnp.where(flight.phase == WAIT, jnp.inf, left)
+        if inputs.connections:
+            # The next event of a transfer is the end of a connection, because that changes rates.
+            moves = _transferring(flight)
+            last = jnp.where(flight.parts > 0, flight.parts / flows, jnp.inf)
+            some = jnp.where(jnp.any(flight.parts > 0, axis=1), jnp.min(last, axis=1), 0.0)
+            left = jnp.where(moves, some, left)
         worker = _first_least(left)  # of equals the first: this is how ties are broken
         elapsed = left[worker]
         if limited:
@@ -129,14 +157,20 @@ def to_next_push(
         # An event after the limit is not carried out at all, not even half: the next call finds the same state, so that a
         # run gives the same bytes however it is cut into windows. Each array is selected where it changes, because a
         # selection of the whole flight would copy all of it at every event.
-        moved, ends = flight._replace(remaining=jnp.where(due, remaining, flight.remaining)), due
+        ends = due
+        if inputs.connections:
+            parts = jnp.where(seconds + last <= now, 0.0, jnp.maximum(flight.parts - flows * elapsed, 0.0))
+            remaining = jnp.where(moves, jnp.sum(parts, axis=1), remaining)
+            ends = due & ~(moves[worker] & (remaining[worker] > 0))
+            flight = flight._replace(parts=jnp.where(due, parts, flight.parts))
+        moved = flight._replace(remaining=jnp.where(due, remaining, flight.remaining))
         if limited:
             kept = jnp.where(seconds + lasting <= now, 0.0, _filled(inputs, flight.tokens, drains, elapsed))
             late = flight.late_bytes + _late_bytes(inputs, flight.tokens, drains, elapsed)
             moved = moved._replace(
                 tokens=jnp.where(due, kept, flight.tokens), late_bytes=jnp.where(due, late, flight.late_bytes)
             )
-            ends = due & ~emptied  # no worker's phase ends when a bucket empties; the next turn computes rates anew
+            ends = ends & ~emptied  # no worker's phase ends when a bucket empties; the next turn computes rates anew
         if copies:
             rest = jnp.where(seconds + copied <= now, 0.0, jnp.maximum(flight.copying - sending * elapsed, 0.0))
             moved = moved._replace(copying=jnp.where(due, rest, flight.copying))
@@ -170,8 +204,12 @@ def catch_up(
     inputs: EngineInputs, seconds: Array, flight: Flight, now: Array, *, discipline: str, overlapping: bool
 ) -> Flight:
     """Progress of all workers from the last event (at `seconds`) to `now`, with no event between: before inputs change."""
-    rates, drains, sending = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
+    rates, drains, sending, flows = _rates(inputs, flight, discipline=discipline, overlapping=overlapping)
     remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
+    if inputs.connections:
+        parts = jnp.maximum(flight.parts - flows * (now - seconds), 0.0)
+        remaining = jnp.where(_transferring(flight), jnp.sum(parts, axis=1), remaining)
+        flight = flight._replace(parts=parts)
     if inputs.snapshots:
         flight = flight._replace(copying=jnp.maximum(flight.copying - sending * (now - seconds), 0.0))
     if not len(inputs.bucket_bytes):
@@ -211,17 +249,25 @@ def _filled(inputs: EngineInputs, tokens: Array, drains: Array | NDArray[np.floa
     return jnp.clip(tokens - change, 0.0, inputs.bucket_bytes)
 
 
-def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array, Any]:
-    """Progress per second of every worker's present phase, [k], 0 while waiting; tokens that every bucket loses, [k]; and
-    what every server sends of its snapshots, [k], () where none is taken.
+def _transferring(flight: Flight) -> Array:
+    """Workers that pull or push, bool [k]."""
+    return (flight.phase == PULL) | (flight.phase == PUSH)
+
+
+def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping: bool) -> tuple[Array, Array, Any, Any]:
+    """Progress per second of every worker's present phase, [k], 0 while waiting; tokens that every bucket loses, [k]; what
+    every server sends of its snapshots, [k], () where none is taken; and of the phase by connection, [k, s], () without.
 
     Bytes per second for a transfer, seconds per second for the rest.
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
     nodes, drains = pulling.shape[0], inputs.bucket_refill
     sending: Any = ()
+    flows: Any = ()
     weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones((2, nodes))
-    if overlapping:
+    if inputs.connections:
+        pull, push, sending, drains, flows = _connection_rates(inputs, flight, weights, discipline)
+    elif overlapping:
         capacity = inputs.capacity
         if len(inputs.bucket_bytes):
             left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
@@ -237,10 +283,7 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         if inputs.snapshots:
             sending = both[2 * nodes :]
         if len(inputs.bucket_bytes):
-            drains = both @ usage[:, :nodes] + inputs.bucket_taken - inputs.bucket_refill
-            # A node that sends as fast as its bucket is refilled neither gains nor loses. Rounding would make it "run
-            # empty" again and again: events without end at one instant.
-            drains = jnp.where(jnp.abs(drains) <= _ROUNDING * inputs.bucket_refill, 0.0, drains)
+            drains = _drains(inputs, both @ usage[:, :nodes])
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
         served: dict[str, Callable[..., Array]] = {
@@ -253,7 +296,44 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     timed = flight.phase == APPLY
     if len(inputs.control_queue):
         timed = timed | (flight.phase == REQUEST)
-    return pull + push + computing + timed, drains, sending
+    return pull + push + computing + timed, drains, sending, flows
+
+
+def _drains(inputs: EngineInputs, sent: Array) -> Array:
+    """Tokens that every bucket loses per second, [k], where nodes send `sent` [k] for workers."""
+    drains = sent + inputs.bucket_taken - inputs.bucket_refill
+    # A node that sends as fast as its bucket is refilled neither gains nor loses. Rounding would make it "run empty" again
+    # and again: events without end at one instant.
+    return jnp.where(jnp.abs(drains) <= _ROUNDING * inputs.bucket_refill, 0.0, drains)
+
+
+def _connection_rates(
+    inputs: EngineInputs, flight: Flight, weights: Array, discipline: str
+) -> tuple[Array, Array, Any, Array, Array]:
+    """Where connections are independent: rates of pulls and of pushes, [k], of snapshots, [k] or (), tokens that buckets
+    lose, [k], and rates by connection, [k, s]."""
+    net, out = inputs.connections, inputs.connections.out
+    sends = flight.parts > 0
+    pulls, pushes = (sends & (flight.phase == way)[:, None] for way in (PULL, PUSH))
+    if len(inputs.bucket_bytes):
+        left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
+        out = jnp.where(flight.tokens > 0, out, jnp.minimum(out, left))
+    sending: Any = ()
+    if discipline == "fifo":
+        pull, push = connections.first_come(net, inputs.nic, pulls, pushes, flight.arrival)
+    elif inputs.snapshots:
+        copied = (net.server >= 0) & (flight.copying[net.server] > 0)
+        pull, push, copies = connections.with_copies(net, out, pulls, pushes, weights, inputs.snapshots.usage, copied)
+        sending = jnp.zeros(out.shape).at[net.server].add(copies)
+    else:
+        pull, push = network.connected(net.server, (out, net.into, net.sends, net.receives), pulls, pushes, weights)
+    drains = inputs.bucket_refill
+    if len(inputs.bucket_bytes):
+        mine = jnp.arange(len(out), dtype=jnp.int32)[:, None] == net.server
+        away, home = (jnp.where(mine, 0.0, flows) for flows in (pull, push))
+        sent = jnp.sum(home, axis=1) + jnp.sum(jnp.where(mine, jnp.sum(away, axis=0), 0.0), axis=1)
+        drains = _drains(inputs, sent + sending if inputs.snapshots else sent)
+    return jnp.sum(pull, axis=1), jnp.sum(push, axis=1), sending, drains, pull + push
 
 
 def _weights(inputs: EngineInputs, flight: Flight) -> Array:
@@ -290,6 +370,10 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
     # What the next phase has to do, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting for
     # blocks that move is counted with the phase after the transfer.
     left = jnp.stack([jnp.zeros(()), pull_bytes, flight.drawn[worker] + held, push_bytes, applying])[after]
+    if inputs.connections:
+        net, begins = inputs.connections, is_worker & ((after == PULL) | (after == PUSH))
+        parts = left * jnp.where(after == PULL, net.pull, net.push)
+        flight = flight._replace(parts=jnp.where(begins[:, None], parts, flight.parts))
     return flight._replace(
         phase=jnp.where(is_worker, after, flight.phase),
         remaining=jnp.where(is_worker, left, flight.remaining),
@@ -331,6 +415,9 @@ def begin_cycles(
     if pulls is not None:
         first, left = jnp.where(pulls, first, PULL), jnp.where(pulls, left, 0.0)
         drawn = jnp.where(pulls, drawn, jnp.maximum(drawn - inputs.copies.pull_overhead_seconds, 0.0))
+    if inputs.connections:
+        parts = jnp.where(first == PULL, left, 0.0)[..., None] * inputs.connections.pull
+        flight = flight._replace(parts=jnp.where(release[:, None], parts, flight.parts))
     return flight._replace(
         phase=begin(first, flight.phase),
         remaining=begin(left, flight.remaining),

@@ -40,12 +40,18 @@ def progressive_filling(flows, capacity, weights=None):
 
 
 def first_come(flows, capacity):
-    """Each in turn takes all it can; `flows` is in order of arrival."""
-    free, rates = dict(capacity), {}
-    for f, uses in flows.items():
-        rates[f] = min((free[r] / u for r, u in uses.items() if u > 0), default=math.inf)
-        for r, u in uses.items():
-            free[r] = max(free[r] - rates[f] * u, 0.0) if u > 0 else free[r]
+    """Each transfer in turn takes all it can; `flows` is in order of arrival.
+
+    A flow that is named (transfer, connection) divides that with the transfer's other flows, as fair as these can.
+    """
+    free, rates, turns = dict(capacity), {}, {}
+    for f in flows:
+        turns.setdefault(f[0] if isinstance(f, tuple) else f, []).append(f)
+    for turn in turns.values():
+        rates |= progressive_filling({f: flows[f] for f in turn}, free)
+        for f in turn:
+            for r, u in flows[f].items():
+                free[r] = max(free[r] - rates[f] * u, 0.0) if u > 0 else free[r]
     return rates
 
 
@@ -115,7 +121,7 @@ class Worker:
     """Where one worker is in its cycle."""
 
     phase: str = WAIT
-    left: float = 0.0  # bytes of a transfer, else seconds
+    left: dict = field(default_factory=dict)  # bytes of a transfer by connection (see `Oracle`), else {None: seconds}
     began: float = 0.0
     arrival: int = 0
     begun: int = 0  # mini-batches
@@ -138,10 +144,15 @@ class Backup(Bounded):
 
 
 class Oracle:
-    """One job under one setting. `rows` has a dict per completed push."""
+    """One job under one setting. `rows` has a dict per completed push.
 
-    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None):
-        """`factors` has, for nodes that are driven by a recording, their compute times over the mean."""
+    With `connections`, a transfer is a flow per server, each of which ends when its own bytes are sent. Without, it is one
+    flow that moves the servers' shares in proportion, {None: bytes}.
+    """
+
+    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None, connections=None):
+        """`factors` has, for nodes that are driven by a recording, their compute times over the mean. `connections` are
+        there by default where the servers' shares differ."""
         self.factors = factors or {}
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
@@ -151,6 +162,7 @@ class Oracle:
         self.policy, self.model = policy, model
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
+        self.connections = len({*self.share.values()}) > 1 if connections is None else connections
         self.now, self.server_free, self.arrivals = 0.0, 0.0, 0
         self.slow = dict.fromkeys(self.names, 1.0)
         self.changes = sorted(
@@ -234,18 +246,23 @@ class Oracle:
     # ---- time
 
     def _rates(self):
-        """Progress per second of every worker that is not waiting, and tokens that every bucket loses."""
+        """Progress per second of all that workers do, by (worker, connection), and tokens that every bucket loses."""
         rates = {}
         for w, state in self.workers.items():
             if state.phase == COMPUTE:
-                rates[w] = 1 / self.slow[w]
+                rates[w, None] = 1 / self.slow[w]
             elif state.phase in (REQUEST, APPLY):
-                rates[w] = 1.0
+                rates[w, None] = 1.0
         moving = sorted(
             (w for w, s in self.workers.items() if s.phase in (PULL, PUSH)), key=lambda w: self.workers[w].arrival
         )
-        flows = {w: self._uses(w, self.workers[w].phase == PULL) for w in moving}
-        flows |= {f"snapshot of {server}": self._copy_uses(server) for server in self.copying}
+        flows = {
+            (w, server): self._uses(w, self.workers[w].phase == PULL, {server: 1.0} if server else self.share)
+            for w in moving
+            for server, left in self.workers[w].left.items()
+            if left > 0 or not server
+        }
+        flows |= {("snapshot", server): self._copy_uses(server) for server in self.copying}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
         for n, bucket in self.buckets.items():
@@ -253,12 +270,13 @@ class Oracle:
                 capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
-        weights = {f"snapshot of {server}": self.share[server] for server in self.copying}
+        # As a flow of a pull: beside connections, as one of these.
+        weights = {("snapshot", server): 1.0 if self.connections else self.share[server] for server in self.copying}
         fifo = self.discipline == "fifo"
         moves = first_come(flows, capacity) if fifo else progressive_filling(flows, capacity, weights)
         drains = {}
         for n, bucket in self.buckets.items():
-            sent = math.fsum(moves[w] * uses.get(("nic", "out", n), 0.0) for w, uses in flows.items())
+            sent = math.fsum(moves[f] * uses.get(("nic", "out", n), 0.0) for f, uses in flows.items())
             even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
             drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
         return rates | moves, drains
@@ -279,10 +297,10 @@ class Oracle:
             self.copying = {s: self.copying.get(s, 0.0) + part * size for s, part in self.share.items() if part}
             self.uncopied = 0
 
-    def _uses(self, worker, pulls):
-        """What one byte of a transfer puts on every NIC and server process."""
+    def _uses(self, worker, pulls, share):
+        """What one byte of a transfer, of which servers have these shares, puts on every NIC and server process."""
         uses = {}
-        for server, part in self.share.items():
+        for server, part in share.items():
             uses["server", PULL if pulls else PUSH, server] = part
             if server != worker:
                 source, sink = (server, worker) if pulls else (worker, server)
@@ -294,15 +312,17 @@ class Oracle:
         """Go on until so many pushes are completed, or no worker is left that could push."""
         while len(self.rows) < pushes and any(s.phase != WAIT for s in self.workers.values()):
             rates, drains = self._rates()
-            busy = {w: s.left for w, s in self.workers.items() if s.phase != WAIT}
-            due = {w: 0.0 if left == 0 else left / rates[w] if rates[w] else math.inf for w, left in busy.items()}
+            left = {(w, c): x for w, s in self.workers.items() if s.phase != WAIT for c, x in s.left.items()}
+            ends = {f: (x / rates[f] if rates[f] else math.inf) if x > 0 else 0.0 for f, x in left.items()}
+            # What is next of each worker: the end of a connection that still sends, if any.
+            due = {w: min((e for f, e in ends.items() if f[0] == w and left[f] > 0), default=0.0) for w, _ in ends}
             worker = min(due, key=lambda w: (due[w], self.names.index(w)))
             elapsed = due[worker]
             lasting = {n: t / drains[n] for n, t in self.tokens.items() if t > 0 and drains[n] > 0}
             emptied = lasting and min(lasting.values()) < elapsed
             if emptied:
                 elapsed = min(lasting.values())
-            copied = {s: left / rates[f"snapshot of {s}"] for s, left in self.copying.items()}
+            copied = {s: left / rates["snapshot", s] for s, left in self.copying.items()}
             sent = copied and min(copied.values()) < elapsed
             if sent:
                 elapsed, emptied = min(copied.values()), False
@@ -310,21 +330,20 @@ class Oracle:
             if change:
                 elapsed, emptied, sent = self.changes[0][0] - self.now, False, False
             self.copying = {
-                s: left - rates[f"snapshot of {s}"] * elapsed for s, left in self.copying.items() if copied[s] > elapsed
+                s: left - rates["snapshot", s] * elapsed for s, left in self.copying.items() if copied[s] > elapsed
             }
             for n, bucket in self.buckets.items():
-                left = min(max(self.tokens[n] - drains[n] * elapsed, 0.0), bucket.capacity_bytes)
-                self.tokens[n] = 0.0 if emptied and lasting.get(n) == elapsed else left
-            for w in due:
-                self.workers[w].left = (
-                    max(self.workers[w].left - rates[w] * elapsed, 0.0) if elapsed else self.workers[w].left
-                )
+                kept = min(max(self.tokens[n] - drains[n] * elapsed, 0.0), bucket.capacity_bytes)
+                self.tokens[n] = 0.0 if emptied and lasting.get(n) == elapsed else kept
+            over = not (change or emptied or sent)
+            for (w, connection), x in left.items():
+                ended = over and ends[w, connection] <= elapsed
+                self.workers[w].left[connection] = 0.0 if ended else max(x - rates.get((w, connection), 0.0) * elapsed, 0.0)
             self.now += elapsed
             if change:
                 _, node, factor = self.changes.pop(0)
                 self.slow[node] *= factor
-            elif not (emptied or sent):
-                self.workers[worker].left = 0.0
+            elif over and not any(self.workers[worker].left.values()):
                 self._next(worker)
         return self
 
@@ -334,16 +353,16 @@ class Oracle:
         if worker.phase == APPLY:
             return self._pushed(name)
         if worker.phase == REQUEST:
-            worker.phase, worker.left = PULL, d.model_bytes * self.setting.transfer_bits / 32
+            worker.phase, worker.left = PULL, self._connections(d.model_bytes)
             return None
         if worker.phase != PUSH:
             worker.took[worker.phase] = self.now - worker.began
             worker.began = self.now
         if worker.phase == PULL:
-            worker.phase, worker.left = COMPUTE, worker.took["drawn"]
+            worker.phase, worker.left = COMPUTE, {None: worker.took["drawn"]}
         elif worker.phase == COMPUTE:
-            size = d.model_bytes if d.push_bytes is None else d.push_bytes
-            worker.phase, worker.left = PUSH, size * self.setting.transfer_bits / 32
+            worker.phase = PUSH
+            worker.left = self._connections(d.model_bytes if d.push_bytes is None else d.push_bytes)
             worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         else:
             # Servers apply side by side; the one with the largest share is the last.
@@ -352,18 +371,23 @@ class Oracle:
                 + d.apply_seconds * max(self.share.values()) ** d.apply_exponent
                 + d.commit_seconds * len(self.share)
             )
-            worker.phase, worker.left = APPLY, self.server_free - self.now
-            if worker.left <= 0:
+            worker.phase, worker.left = APPLY, {None: self.server_free - self.now}
+            if worker.left[None] <= 0:
                 return self._pushed(name)
         return None
+
+    def _connections(self, size):
+        """What a transfer of so many 32-bit bytes has to send over each of its connections."""
+        sent = size * self.setting.transfer_bits / 32
+        return {s: sent * part for s, part in self.share.items()} if self.connections else {None: sent}
 
     def _begin(self, name, extra=0.0):
         worker = self.workers[name]
         waited = self.now - worker.began if worker.phase == WAIT else 0.0  # one released in a cycle has not waited
         worker.took = {WAIT: waited, "drawn": self._draw(name, worker.begun) + extra}
-        worker.phase, worker.left = PULL, self.workload.demand.model_bytes * self.setting.transfer_bits / 32
+        worker.phase, worker.left = PULL, self._connections(self.workload.demand.model_bytes)
         if behind := self.control_queue * self._queued():
-            worker.phase, worker.left = REQUEST, behind
+            worker.phase, worker.left = REQUEST, {None: behind}
         worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         worker.began, worker.version = self.now, self.version
         worker.begun += 1
@@ -379,7 +403,7 @@ class Oracle:
         for name, worker in self.workers.items():
             if worker.phase == PUSH:
                 sent = min(size, self.kinds[name].nic_bytes_per_second * (self.now - worker.began))
-                waiting += max(sent - (size - worker.left), 0.0)
+                waiting += max(sent - (size - sum(worker.left.values())), 0.0)
         limits = {n: min(self.kinds[n].nic_bytes_per_second, self.kinds[n].service_bytes_per_second) for n in self.share}
         return max((waiting * part / limits[n] for n, part in self.share.items()), default=0.0)
 

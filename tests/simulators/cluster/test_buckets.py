@@ -106,7 +106,7 @@ def test_the_reference_simulation_agrees_on_buckets(changed):
     setting = start(**changed)
     seen = timed(conditions, seed=4, setting=setting).perform(Run(clocks=150)).pushes
     bound = 0 if setting.policy == "bsp" else np.inf
-    judge = Oracle(cluster(), job(SMALL), setting, conditions, Bounded(bound), 4).run(150)
+    judge = Oracle(cluster(), job(SMALL), setting, conditions, Bounded(bound), 4, connections=True).run(150)
     np.testing.assert_array_equal(seen.worker, judge.column("worker"))
     np.testing.assert_allclose(seen.seconds, judge.column("seconds"), rtol=1e-9)
     free = timed(Conditions(episodes=conditions.episodes), seed=4, setting=setting).perform(Run(clocks=150)).pushes
