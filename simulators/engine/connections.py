@@ -1,16 +1,14 @@
-"""Transfers as independent connections: one flow per worker and server, which ends when its own bytes are sent.
+"""Transfers as independent connections: a flow per worker and server, which ends when its own bytes are sent.
 
 A worker sends to each server, and receives of it, over a connection of its own. One that ends early, because its server has
-a small part of the model or a fast link, frees both ends for the others; the transfer ends with the last. Where all servers
-are alike, the connections of a transfer run at the same rates and end together, so that the engine moves them as one flow
-(`simulators.engine.network`), which is exact then, and cheaper. `Connections` are there where servers are not alike, in jobs
-in which their shares may differ.
+a small part of the model or a fast link, frees both ends for the others; the transfer ends with its last connection. Those
+with servers that are alike run at equal rates and end together: they are one column here, with a count. Where all servers
+are alike, no `Connections` are needed, because the transfer is one flow (`simulators.engine.network`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,75 +19,96 @@ from numpy.typing import NDArray
 
 from simulators.engine import network
 
-__all__ = ["Connections", "alike", "between", "divided", "first_come", "kept", "usage_with_copies", "with_copies"]
+__all__ = ["Connections", "Servers", "between", "divided", "first_come", "kept", "usage_with_copies", "with_copies"]
 
-_LEAST = 4  # columns, so that small numbers of servers share a compiled program
+_LEAST = 2  # columns
+_DIGITS = 9  # of shares: smaller differences are rounding
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
-_ROUNDING = 1e-9  # relative; a smaller difference of shares is none
 
 
 class Connections(NamedTuple):
-    """What the connections between k nodes and s servers share. Units are bytes per second.
+    """What the connections of k nodes with s kinds of servers share. Rates are bytes per second.
 
-    s is rounded up to a power of two, so that few programs are compiled where the number of servers changes; columns that
-    are too many have node -1 and shares of 0.
+    s is rounded up to a power of two, so that few programs are compiled where it changes: the last kinds may have no server.
     """
 
-    server: Array  # int32 [s]: the node that each server is
-    backup: Array  # int32 [s]: the node that it sends its snapshots to; itself where it is the only server
-    pull: Array  # [s]: its share of a pull
-    push: Array  # [s]: its share of a push
+    column: Array  # int32 [k]: the kind that each node is a server of; -1: none
+    count: Array  # [s]: servers of each kind
+    pull: Array  # [s]: the share of a pull that each of them has
+    push: Array  # [s]: of a push
     out: Array  # [k]: what each node's NIC can send ...
     into: Array  # [k]: ... and receive
-    sends: Array  # [s]: what each server process can send ...
+    sends: Array  # [s]: what each server can send, by its process and, where `server` is -1, its NIC ...
     receives: Array  # [s]: ... and receive
+    server: Array  # int32 [s]: the node of a kind of one, whose NIC it shares with what else the node does; -1: none. [0]
+    # where no kind has one
+    backup: Array  # int32 [s]: the node that a server sends its snapshots to, itself where it is alone; [0] where none does
 
 
-def alike(
-    pulled: Mapping[str, float],
-    pushed: Mapping[str, float],
-    out: Mapping[str, float],
-    into: Mapping[str, float],
-    service: Mapping[str, float],
-) -> bool:
-    """Whether all servers, none of which is a worker, do the same: they have equal shares of pulls and of pushes, [0, 1],
-    and equal links and processes, in bytes per second by node."""
-    facts = [(pulled.get(n, 0.0), pushed.get(n, 0.0), min(out[n], service[n]), min(into[n], service[n])) for n in pushed]
-    near = all(math.isclose(a, b, rel_tol=_ROUNDING) for fact in facts for a, b in zip(fact, facts[0], strict=True))
-    return near and {n for n, share in pulled.items() if share} <= pushed.keys()
+class Servers(NamedTuple):
+    """What servers do and can do, by node; rates are bytes per second."""
+
+    pulled: Mapping[str, float]  # share of a pull
+    pushed: Mapping[str, float]  # share of a push
+    out: Mapping[str, float]
+    into: Mapping[str, float]
+    service: Mapping[str, float]
+
+    def kind(self, name: str) -> tuple[float, ...]:
+        """What two servers have in common if they are alike."""
+        shares = (round(part.get(name, 0.0), _DIGITS) for part in (self.pulled, self.pushed))
+        return (*shares, *(min(way[name], self.service[name]) for way in (self.out, self.into)))
 
 
 def between(
     names: Sequence[str],
-    servers: Sequence[str],
-    pulled: Mapping[str, float],
-    pushed: Mapping[str, float],
-    out: Mapping[str, float],
-    into: Mapping[str, float],
-    service: Mapping[str, float],
-) -> Connections:
-    """The connections of nodes `names` with `servers`, and with the nodes that parameters are still `pulled` from.
+    ring: Sequence[str],
+    servers: Servers,
+    *,
+    shared: Collection[str],
+    apart: bool,
+    snapshots: bool,
+) -> Any:
+    """The connections of nodes `names` with `servers`; () where all of these are alike.
 
-    `pulled` and `pushed` have the servers' shares, the others bytes per second, by node.
+    `ring` has the servers in the order in which each sends its `snapshots` to the next. NICs of the `shared` nodes do more
+    than to serve: these nodes are workers, too, or have a token bucket. `apart`: no two servers are of one kind.
     """
-    serving = [n for n in names if n in servers or pulled.get(n)]
-    size = max(_LEAST, 1 << (len(serving) - 1).bit_length())
-    backups = dict(zip(servers, (*servers[1:], *servers[:1]), strict=True))
+    serving = [n for n in names if servers.pulled.get(n) or n in servers.pushed]
+    single = {*serving} if apart or snapshots else {*serving} & {*shared}
+    keys = [(n,) if n in single else servers.kind(n) for n in serving]
+    kinds = list(dict.fromkeys(keys))
+    if len(serving) == 1 or (len({servers.kind(n) for n in serving}) == 1 and not {*serving} & {*shared}):
+        return ()
+    firsts = [serving[keys.index(kind)] for kind in kinds]
+    size = max(_LEAST, 1 << (len(kinds) - 1).bit_length())
 
-    def column(values: Sequence[float], blank: float) -> Any:
-        return np.array([*values, *[blank] * (size - len(serving))])
+    def column(values: Sequence[float], blank: float = 0.0) -> Any:
+        return np.array([*values, *[blank] * (size - len(kinds))], np.float64)
 
-    limits = column([min(service[n], _UNLIMITED) for n in serving], _UNLIMITED)
-    return Connections(
-        server=column([names.index(n) for n in serving], -1).astype(np.int32),
-        backup=column([names.index(backups.get(n, n)) for n in serving], -1).astype(np.int32),
-        pull=column([pulled.get(n, 0.0) for n in serving], 0.0),
-        push=column([pushed.get(n, 0.0) for n in serving], 0.0),
-        out=np.array([out[n] for n in names]),  # type: ignore[arg-type]  # numpy, as all of `EngineInputs`
-        into=np.array([into[n] for n in names]),  # type: ignore[arg-type]
-        sends=limits,
-        receives=limits,
+    with_nic = [n in shared or snapshots for n in firsts]
+    limits = [
+        column(
+            [min(servers.service[n], _UNLIMITED if nic else way[n]) for n, nic in zip(firsts, with_nic, strict=True)], 1.0
+        )
+        for way in (servers.out, servers.into)
+    ]
+    nodes = [names.index(n) if nic else -1 for n, nic in zip(firsts, with_nic, strict=True)]
+    nexts = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True)) if snapshots else {}
+    backups = [names.index(nexts.get(n, n)) for n in firsts] if snapshots else []
+    made: dict[str, Any] = dict(
+        column=np.array([kinds.index(keys[serving.index(n)]) if n in serving else -1 for n in names], np.int32),
+        count=column([keys.count(kind) for kind in kinds]),
+        pull=column([servers.pulled.get(n, 0.0) for n in firsts]),
+        push=column([servers.pushed.get(n, 0.0) for n in firsts]),
+        out=np.array([servers.out[n] for n in names]),
+        into=np.array([servers.into[n] for n in names]),
+        sends=limits[0],
+        receives=limits[1],
+        server=column(nodes, -1).astype(np.int32) if any(with_nic) else np.zeros(0, np.int32),
+        backup=column(backups, -1).astype(np.int32) if snapshots else np.zeros(0, np.int32),
     )
+    return Connections(**made)
 
 
 def usage_with_copies(net: Connections) -> NDArray[np.float64]:
@@ -146,9 +165,8 @@ def with_copies(
 
 def first_come(net: Connections, nic: Array, pulls: Array, pushes: Array, arrival: Array) -> tuple[Array, Array]:
     """Rates [k, s] of pulls and of pushes where links serve transfers in the order of `arrival` [k]: the connections of
-    each divide what earlier transfers leave of the servers' links, and its own limit `nic` [k]."""
+    each divide what earlier transfers leave of the servers' links, and its own limit `nic` [k]. Every kind is one server."""
     order = jnp.argsort(arrival)
-    sends, receives = (jnp.minimum(a[net.server], b) for a, b in ((net.out, net.sends), (net.into, net.receives)))
 
     def serve(turn: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         found, free = carry
@@ -157,6 +175,6 @@ def first_come(net: Connections, nic: Array, pulls: Array, pushes: Array, arriva
         taken = jax.vmap(network.waterfill, in_axes=(0, None, 0))(free, nic[worker], mine)
         return found.at[:, worker].set(taken), jnp.maximum(free - taken, 0.0)
 
-    start = (jnp.zeros((2, *pulls.shape)), jnp.stack([sends, receives]))
+    start = (jnp.zeros((2, *pulls.shape)), jnp.stack([net.sends, net.receives]))
     (pull, push), _ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
     return pull, push

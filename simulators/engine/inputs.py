@@ -318,9 +318,8 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
-    parts = {name: numbers.pop(name) for name in ("snapshots", "connections")}
-    arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()}
-    arrays |= parts
+    optional = {name: numbers.pop(name) for name in ("snapshots", "connections")}
+    arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()} | optional
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
         arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
@@ -386,16 +385,19 @@ def _connections(
     together, and to move them one by one would take longer and change nothing but the last bits. They also do in a job whose
     servers always have equal shares, however unlike their links are, and where rows of embedding tables move.
     """
-    nodes, servers = cluster.nodes, setting.servers
     if has_tables(workload) or not space.may_share_model:
         return ()
-    pulled, pushed = _shares_of_servers(setting, effects)
+    nodes = cluster.nodes
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    facts = (pulled, pushed, out, into, {n: kind.service_bytes_per_second for n, kind in nodes})
-    limited = {n for bucket in conditions.buckets for n in bucket.nodes}
-    if len({*pulled, *pushed}) == 1 or not (overlapping(setting) or limited & {*servers} or not connections.alike(*facts)):
-        return ()
-    return connections.between([n for n, _ in nodes], servers, *facts)
+    service = {n: kind.service_bytes_per_second for n, kind in nodes}
+    return connections.between(
+        [n for n, _ in nodes],
+        setting.servers,
+        connections.Servers(*_shares_of_servers(setting, effects), out, into, service),
+        shared={*setting.workers} | {n for bucket in conditions.buckets for n in bucket.nodes},
+        apart=cluster.discipline == "fifo",
+        snapshots=cluster.snapshot_clocks > 0,
+    )
 
 
 def _updates(setting: Setting, names: tuple[str, ...], *, local_steps: bool) -> dict[str, Any]:

@@ -14,6 +14,8 @@ for pulls; those of pushes are the rates of their senders, which fill the queue 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -94,30 +96,43 @@ def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.
 
 
 def connected(
-    server: Array, capacity: tuple[Array, Array, Array, Array], pulls: Array, pushes: Array, weights: Array
+    capacity: tuple[Array, Array, Array, Array], count: Array, server: Array, pulls: Array, pushes: Array, weights: Array
 ) -> tuple[Array, Array]:
-    """Max-min fair rates [k, s] of flows between k nodes and s servers: of pulls, and of pushes.
+    """Max-min fair rates [k, s] of flows between k nodes and each server of s kinds: of pulls, and of pushes.
 
     A resource that offers each of its flows no more than the flow's other resources do is their bottleneck: it divides what
     it has left at once. So there are fewer rounds than in `maxmin`, which waits for the one with the least to offer.
 
     Args:
-        server: the node that each server is, int32 [s]. What a node moves to itself crosses no NIC.
-        capacity: of NICs that send and that receive, [k], and of server processes that do, [s]; bytes/s, finite.
+        capacity: of NICs that send and that receive, [k], and of servers that do, [s]; bytes/s, finite.
+        count: servers of each kind, [s]; equal flows of a node go to each.
+        server: the node whose NIC a kind shares, int32 [s], -1 for none; [0] where no kind does. What a node moves to itself
+            crosses no NIC.
         pulls: which flows pull, bool [k, s].
         pushes: which flows push, bool [k, s].
         weights: of each node's pull and push, [2, k]; rates grow in proportion to these.
     """
+    coupled, weight = server.shape[0] > 0, weights[:, :, None]
     mine = jnp.arange(pulls.shape[0], dtype=jnp.int32)[:, None] == server
-    weight = weights[:, :, None]
+
+    def abroad(flows: Array, none: Any) -> Array:
+        """The flows that cross NICs."""
+        return jnp.where(mine, none, flows) if coupled else flows
+
+    def of_servers(values: Array, none: Any) -> Array:
+        """The `values` [k] of the nodes whose NICs kinds share."""
+        return jnp.where(server >= 0, values[server], none) if coupled else jnp.asarray(none)
 
     def on_resources(pull: Array, push: Array, least: bool = False) -> tuple[Array, Array, Array, Array]:
         """The sum of the flows on every resource, or the least of them."""
         none = jnp.inf if least else 0.0
-        of, both = (jnp.min, jnp.minimum) if least else (jnp.sum, jnp.add)
-        away, home = jnp.where(mine, none, pull), jnp.where(mine, none, push)
-        served, taken = (of(jnp.where(mine, of(flows, axis=0), none), axis=1) for flows in (away, home))
-        return both(of(home, axis=1), served), both(of(away, axis=1), taken), of(pull, axis=0), of(push, axis=0)
+        of, times = (jnp.min, 1.0) if least else (jnp.sum, count)
+        out, into = (of(abroad(flows, none) * times, axis=1) for flows in (push, pull))
+        if coupled:
+            both = jnp.minimum if least else jnp.add
+            served = (of(jnp.where(mine, of(abroad(flows, none), axis=0), none), axis=1) for flows in (pull, push))
+            out, into = (both(a, b) for a, b in zip((out, into), served, strict=True))
+        return out, into, of(pull, axis=0), of(push, axis=0)
 
     def divide(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         pull, push, pulling, pushing = carry
@@ -127,12 +142,12 @@ def connected(
             for c, used, d in zip(capacity, on_resources(pull, push), demand, strict=True)
         ]
         out, into, sends, receives = level
-        pulled = jnp.minimum(jnp.where(mine, jnp.inf, jnp.minimum(into[:, None], out[server])), sends)
-        pushed = jnp.minimum(jnp.where(mine, jnp.inf, jnp.minimum(out[:, None], into[server])), receives)
+        pulled = jnp.minimum(abroad(jnp.minimum(into[:, None], of_servers(out, jnp.inf)), jnp.inf), sends)
+        pushed = jnp.minimum(abroad(jnp.minimum(out[:, None], of_servers(into, jnp.inf)), jnp.inf), receives)
         least = on_resources(jnp.where(pulling, pulled, jnp.inf), jnp.where(pushing, pushed, jnp.inf), least=True)
         out, into, sends, receives = (offered <= low for offered, low in zip(level, least, strict=True))
-        ends = pulling & (~mine & (into[:, None] | out[server]) | sends)
-        stops = pushing & (~mine & (out[:, None] | into[server]) | receives)
+        ends = pulling & (abroad(into[:, None] | of_servers(out, False), False) | sends)
+        stops = pushing & (abroad(out[:, None] | of_servers(into, False), False) | receives)
         pull, push = jnp.where(ends, weight[0] * pulled, pull), jnp.where(stops, weight[1] * pushed, push)
         return pull, push, pulling & ~ends, pushing & ~stops
 

@@ -276,7 +276,8 @@ class Oracle:
         moves = first_come(flows, capacity) if fifo else progressive_filling(flows, capacity, weights)
         drains = {}
         for n, bucket in self.buckets.items():
-            sent = math.fsum(moves[f] * uses.get(("nic", "out", n), 0.0) for f, uses in flows.items())
+            way = ("nic", "out", n)
+            sent = math.fsum(moves[f] * uses[way] for f, uses in flows.items() if way in uses)
             even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
             drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
         return rates | moves, drains
