@@ -33,7 +33,7 @@ class Connections(NamedTuple):
     """
 
     column: Array  # int32 [k]: the kind that each node is a server of; -1: none
-    count: Array  # [s]: servers of each kind
+    number: Array  # [s]: servers of each kind
     pull: Array  # [s]: the share of a pull that each of them has
     push: Array  # [s]: of a push
     out: Array  # [k]: what each node's NIC can send ...
@@ -74,7 +74,8 @@ def between(
     `ring` has the servers in the order in which each sends its `snapshots` to the next. NICs of the `shared` nodes do more
     than to serve: these nodes are workers, too, or have a token bucket. `apart`: no two servers are of one kind.
     """
-    serving = [n for n in names if servers.pulled.get(n) or n in servers.pushed]
+    # A server without a part of the model has no flows, but keeps the snapshots of another one.
+    serving = [n for n in names if servers.pulled.get(n) or servers.pushed.get(n) or (snapshots and n in ring)]
     single = {*serving} if apart or snapshots else {*serving} & {*shared}
     keys = [(n,) if n in single else servers.kind(n) for n in serving]
     kinds = list(dict.fromkeys(keys))
@@ -96,18 +97,18 @@ def between(
     nodes = [names.index(n) if nic else -1 for n, nic in zip(firsts, with_nic, strict=True)]
     nexts = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True)) if snapshots else {}
     backups = [names.index(nexts.get(n, n)) for n in firsts] if snapshots else []
-    made: dict[str, Any] = dict(
-        column=np.array([kinds.index(keys[serving.index(n)]) if n in serving else -1 for n in names], np.int32),
-        count=column([keys.count(kind) for kind in kinds]),
-        pull=column([servers.pulled.get(n, 0.0) for n in firsts]),
-        push=column([servers.pushed.get(n, 0.0) for n in firsts]),
-        out=np.array([servers.out[n] for n in names]),
-        into=np.array([servers.into[n] for n in names]),
-        sends=limits[0],
-        receives=limits[1],
-        server=column(nodes, -1).astype(np.int32) if any(with_nic) else np.zeros(0, np.int32),
-        backup=column(backups, -1).astype(np.int32) if snapshots else np.zeros(0, np.int32),
-    )
+    made: dict[str, Any] = {
+        "column": np.array([kinds.index(keys[serving.index(n)]) if n in serving else -1 for n in names], np.int32),
+        "number": column([keys.count(kind) for kind in kinds]),
+        "pull": column([servers.pulled.get(n, 0.0) for n in firsts]),
+        "push": column([servers.pushed.get(n, 0.0) for n in firsts]),
+        "out": np.array([servers.out[n] for n in names]),
+        "into": np.array([servers.into[n] for n in names]),
+        "sends": limits[0],
+        "receives": limits[1],
+        "server": column(nodes, -1).astype(np.int32) if any(with_nic) else np.zeros(0, np.int32),
+        "backup": column(backups, -1).astype(np.int32) if snapshots else np.zeros(0, np.int32),
+    }
     return Connections(**made)
 
 

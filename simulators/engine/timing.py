@@ -160,7 +160,7 @@ def to_next_push(
         ends = due
         if inputs.connections:
             parts = jnp.where(seconds + last <= now, 0.0, jnp.maximum(flight.parts - flows * elapsed, 0.0))
-            remaining = jnp.where(moves, parts @ inputs.connections.count, remaining)
+            remaining = jnp.where(moves, parts @ inputs.connections.number, remaining)
             ends = due & ~(moves[worker] & (remaining[worker] > 0))
             flight = flight._replace(parts=jnp.where(due, parts, flight.parts))
         moved = flight._replace(remaining=jnp.where(due, remaining, flight.remaining))
@@ -208,7 +208,7 @@ def catch_up(
     remaining = jnp.maximum(flight.remaining - rates * (now - seconds), 0.0)
     if inputs.connections:
         parts = jnp.maximum(flight.parts - flows * (now - seconds), 0.0)
-        remaining = jnp.where(_transferring(flight), parts @ inputs.connections.count, remaining)
+        remaining = jnp.where(_transferring(flight), parts @ inputs.connections.number, remaining)
         flight = flight._replace(parts=parts)
     if inputs.snapshots:
         flight = flight._replace(copying=jnp.maximum(flight.copying - sending * (now - seconds), 0.0))
@@ -327,14 +327,14 @@ def _connection_rates(
         sending = jnp.zeros(out.shape).at[net.server].add(copies)
     else:
         capacity = (out, net.into, net.sends, net.receives)
-        pull, push = network.connected(capacity, net.count, net.server, pulls, pushes, weights)
+        pull, push = network.connected(capacity, net.number, net.server, pulls, pushes, weights)
     drains = inputs.bucket_refill
     if len(inputs.bucket_bytes):
         mine = jnp.arange(len(out), dtype=jnp.int32)[:, None] == net.server
         away, home = (jnp.where(mine, 0.0, flows) for flows in (pull, push))
-        sent = home @ net.count + jnp.sum(jnp.where(mine, jnp.sum(away, axis=0), 0.0), axis=1)
+        sent = home @ net.number + jnp.sum(jnp.where(mine, jnp.sum(away, axis=0), 0.0), axis=1)
         drains = _drains(inputs, sent + sending if inputs.snapshots else sent)
-    return pull @ net.count, push @ net.count, sending, drains, pull + push
+    return pull @ net.number, push @ net.number, sending, drains, pull + push
 
 
 def _weights(inputs: EngineInputs, flight: Flight) -> Array:

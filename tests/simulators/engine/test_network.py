@@ -11,7 +11,7 @@ from tests.support.oracle import first_come, progressive_filling
 
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
 waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
-uneven = jax.jit(network.uneven)
+uneven, connected = jax.jit(network.uneven), jax.jit(network.connected)
 
 BANDWIDTHS = st.floats(0.1, 1e9)
 LIMITS = st.lists(BANDWIDTHS, min_size=F, max_size=F).map(np.array)
@@ -73,6 +73,47 @@ def test_maxmin_is_feasible_and_each_transfer_has_a_bottleneck(usage, capacity, 
         bottlenecks = np.flatnonzero((usage[f] > 0) & full(loads, capacity))
         fastest = [max(rates[g] for g in np.flatnonzero(uses) if usage[g, r] > 0) for r in bottlenecks]
         assert any(rates[f] >= other * (1 - 1e-9) for other in fastest)
+
+
+K, S = 5, 4  # nodes, and kinds of servers
+SENDING = st.lists(st.sampled_from(("", "pull", "push")), min_size=K, max_size=K)
+FLOWS = st.lists(st.lists(st.booleans(), min_size=S, max_size=S), min_size=K, max_size=K).map(np.array)
+NUMBERS = st.lists(st.sampled_from((1.0, 1.0, 3.0)), min_size=S, max_size=S).map(np.array)
+CLOSE = st.floats(1.0, 100.0)  # so that several resources are bottlenecks at once, one after another
+NODES = st.tuples(*(st.lists(CLOSE, min_size=n, max_size=n).map(np.array) for n in (K, K, S, S)))
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["servers only", "workers that serve"])
+@given(made=st.data())
+def test_connections_fill_progressively(works, made):
+    """Every connection by itself, also of equal servers, and NICs by name; node 2 may serve, then as a kind of its own."""
+    ways, active, number, weights = (made.draw(s) for s in (SENDING, FLOWS, NUMBERS, LIMITS))
+    out, into, sends, receives = made.draw(NODES)
+    weights = np.clip(weights, 0.5, 5.0)
+    server = np.array([2, -1, -1, -1], np.int32) if works else np.zeros(0, np.int32)
+    if works:
+        number[0] = 1.0
+    flows, capacity = {}, {}
+    for i, way in enumerate(ways):
+        mine, theirs, limits = (into, "sends", sends) if way == "pull" else (out, "receives", receives)
+        for j in np.flatnonzero(active[i]) if way else ():
+            for copy in range(int(number[j])):
+                uses = {(theirs, j, copy): 1.0}
+                capacity[theirs, j, copy] = limits[j]
+                if not (works and j == 0 and i == 2):  # what a node moves to itself crosses no NIC
+                    uses["into" if way == "pull" else "out", i] = 1.0
+                    capacity["into" if way == "pull" else "out", i] = mine[i]
+                    if works and j == 0:
+                        uses["out" if way == "pull" else "into", 2] = 1.0
+                        capacity["out" if way == "pull" else "into", 2] = (out if way == "pull" else into)[2]
+                flows[i, j, copy] = uses
+    expected = progressive_filling(flows, capacity, {f: weights[f[0]] for f in flows})
+    pulls, pushes = (active & np.array([w == way for w in ways])[:, None] for way in ("pull", "push"))
+    facts = (out, into, sends, receives), number, server, pulls, pushes, np.stack([weights, weights])
+    found = np.asarray(connected(*facts)).sum(axis=0)
+    for i, j in np.ndindex(K, S):
+        for copy in range(int(number[j])):
+            assert found[i, j] == pytest.approx(expected.get((i, j, copy), 0.0), rel=1e-9)
 
 
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)

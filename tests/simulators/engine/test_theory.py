@@ -18,6 +18,7 @@ from tuners.actions import Run, Setting
 
 NAMES = tuple(f"n{i}" for i in range(32))
 BANDWIDTH = 100.0
+STEADY = Conditions(jitter=0.0, stagger=False)
 
 
 def timed(w, s, z, conditions, discipline="maxmin", push=0.0, apply_seconds=0.0, policy="asp", seed=0, snapshots=0):
@@ -118,9 +119,45 @@ def test_cruises_nmf_on_32_machines():
     assert ratios.argmin() == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- snapshots
+# ------------------------------------------------------------------------------------------- servers with unequal shares
 
-STEADY = Conditions(jitter=0.0, stagger=False)
+
+def unequal(w, links, shares, policy="asp", conditions=STEADY, z=2.0):
+    """w workers, and servers with these links and shares of the model; a push is as large as a pull."""
+    kinds = [BANDWIDTH] * w + list(links)
+    cluster = Cluster(tuple((NAMES[i], machine(kind)) for i, kind in enumerate(kinds)))
+    demand = Demand(model_bytes=BANDWIDTH, sample_seconds=0.0, fixed_seconds=z)
+    setting = Setting(
+        workers=NAMES[:w], servers=NAMES[w : len(kinds)], batch_size=8, policy=policy, model_shares=tuple(shares)
+    )
+    return system(cluster, job(demand), setting, conditions)
+
+
+def test_a_connection_that_ends_leaves_the_link_to_those_that_go_on():
+    """30 and 70 bytes of two servers share the worker's link. The first are there after 0.6 s; then 40 are left, at the 60
+    bytes per second of their server's link. If the two ended together, 100 / (60 / 0.7) = 1.17 s would do."""
+    seen = unequal(1, [100.0, 60.0], [0.3, 0.7]).perform(Run(clocks=5)).pushes
+    assert seen.pull_seconds == pytest.approx(0.6 + 40 / 60)
+    assert seen.push_seconds == pytest.approx(0.6 + 40 / 60)
+
+
+def test_servers_that_are_alike_are_as_one_large_connection_each():
+    """Four servers have 1/8 each, one has 1/2. Five connections have a fifth of the link each, until four of them end."""
+    seen = unequal(1, [100.0] * 5, [0.125] * 4 + [0.5]).perform(Run(clocks=5)).pushes
+    assert seen.pull_seconds == pytest.approx(1.0)
+    slow = unequal(1, [100.0] * 4 + [40.0], [0.125] * 4 + [0.5]).perform(Run(clocks=5)).pushes
+    # 20 each until 12.5 are there, after 0.625 s; then 37.5 are left for the link of 40.
+    assert slow.pull_seconds == pytest.approx(0.625 + 37.5 / 40)
+
+
+def test_a_busy_server_makes_no_work_wait_that_the_others_could_do():
+    """At a barrier all transfer at once, and the server with two thirds is busy from the first byte to the last."""
+    seen = unequal(4, [100.0, 100.0], [1 / 3, 2 / 3], "bsp").perform(Run(clocks=20)).pushes
+    assert seen.pull_seconds == pytest.approx(4 * 2 / 3)
+    assert seen.push_seconds == pytest.approx(4 * 2 / 3)
+
+
+# ------------------------------------------------------------------------------------------------------------- snapshots
 
 
 @pytest.mark.parametrize("discipline", ["maxmin", "uneven"])

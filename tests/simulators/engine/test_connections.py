@@ -1,0 +1,130 @@
+"""Transfers whose connections end one by one: where they are compiled, what a change of servers keeps, windows and lanes.
+
+Whole jobs are compared with the oracle in `test_engine.py`, rates with progressive filling in `test_network.py`, and two
+pulls with arithmetic in `test_theory.py`.
+"""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from simulators.branch import stacked
+from simulators.cluster.cluster import Cluster
+from simulators.cluster.conditions import Bucket, Conditions
+from simulators.engine import loop, timing
+from tests.support.oracle import Bounded, Oracle
+from tests.support.small_jobs import KNOBS, MODEL, NAMES, assert_same_bytes, branch, job, machine, start, system, together
+from tuners.actions import Reconfigure, Run, Setting
+
+ROUGH = Conditions(jitter=0.4)
+ALIKE = (100.0,) * 5
+UNLIKE = (100.0, 100.0, 100.0, 60.0, 150.0)
+
+
+def made(links=ALIKE, conditions=ROUGH, discipline="maxmin", seed=0, knobs=(), **changed):
+    """Three workers and two servers with these links that learn; `knobs` are free."""
+    cluster = Cluster(tuple((n, machine(link)) for n, link in zip(NAMES, links, strict=True)), discipline)
+    return system(cluster, job(model=MODEL), start(**changed), conditions, seed, knobs=knobs)
+
+
+def net_of(simulated):
+    return simulated.branches[0].inputs.connections
+
+
+@pytest.mark.parametrize("links", [ALIKE, UNLIKE])
+def test_a_job_whose_servers_always_have_equal_shares_has_none(links):
+    assert net_of(made(links)) == ()
+    assert branch(made(links)).clock.flight.parts == ()
+
+
+def test_alike_servers_have_none_where_roles_are_free_and_the_run_has_the_same_bytes():
+    free, held = (made(knobs=knobs) for knobs in (KNOBS[: len(NAMES)], ()))
+    assert net_of(free) == ()
+    shapes = [jax.tree.map(np.shape, (s.branches[0].inputs, branch(s))) for s in (free, held)]
+    assert shapes[0] == shapes[1]
+    assert_same_bytes(*(s.perform(Run(clocks=60)).pushes for s in (free, held)))
+
+
+@pytest.mark.parametrize(
+    ("links", "changed"),
+    [
+        (ALIKE, {"model_shares": (0.3, 0.7)}),
+        (UNLIKE, {"knobs": KNOBS}),
+        (ALIKE, {"knobs": KNOBS, "workers": NAMES[:4]}),
+        (ALIKE, {"knobs": KNOBS, "conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
+        (UNLIKE, {"knobs": KNOBS, "discipline": "fifo"}),
+    ],
+    ids=["shares", "links", "a server that works", "a server with a bucket", "first come first served"],
+)
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_servers_that_are_not_alike_have_connections(links, changed, policy):
+    simulated = made(links, policy=policy, **changed)
+    assert net_of(simulated)
+    seen = simulated.perform(Run(clocks=60)).pushes
+    context, bound = simulated.branches[0].context, math.inf if policy == "asp" else 0
+    plain = (context.cluster, context.workload, simulated.job.start, context.conditions, Bounded(bound), 0, MODEL)
+    judge = Oracle(*plain, connections=True).run(60)
+    np.testing.assert_array_equal(seen.worker, judge.column("worker"))
+    np.testing.assert_allclose(seen.seconds, judge.column("seconds"), rtol=1e-9)
+
+
+def test_servers_of_one_kind_are_one_column():
+    names = tuple(f"n{i}" for i in range(12))
+    cluster = Cluster(tuple((n, machine()) for n in names))
+    setting = Setting(workers=names[:3], servers=names[3:], model_shares=(0.2, *(0.1,) * 8))
+    net = net_of(system(cluster, job(), setting, ROUGH))
+    assert net.number.tolist() == [1, 8]
+    assert net.pull @ net.number == pytest.approx(1.0)
+
+
+def test_what_is_left_of_transfers_stays_where_servers_change():
+    """From equal shares to unequal ones and back, in the middle of transfers."""
+    simulated = made(knobs=KNOBS, conditions=Conditions(jitter=0.4, stagger=True))
+    simulated.perform(Run(seconds=20.3))
+    line = simulated.branches[0]
+    line.catch_up(20.3)
+    uneven = line.context.prepare(start(model_shares=(0.3, 0.7)), line.policy)
+    even = line.context.prepare(start(), line.policy)
+    flight = line.state.clock.flight
+    moving = np.isin(flight.phase, (timing.PULL, timing.PUSH))
+    assert moving.any()
+    divided = loop.redivided(even.inputs, uneven.inputs, line.state).clock.flight
+    np.testing.assert_allclose((divided.parts @ uneven.inputs.connections.number)[moving], flight.remaining[moving])
+    back = loop.redivided(uneven.inputs, even.inputs, line.state._replace(clock=line.state.clock._replace(flight=divided)))
+    assert back.clock.flight.parts == ()
+    np.testing.assert_array_equal(back.clock.flight.remaining, flight.remaining)
+    kept = loop.redivided(uneven.inputs, uneven.inputs, back._replace(clock=back.clock._replace(flight=divided)))
+    assert kept.clock.flight.parts is divided.parts
+
+
+def test_a_job_may_change_between_alike_and_other_servers():
+    simulated = made(knobs=KNOBS, conditions=Conditions(jitter=0.0, stagger=False))
+    first = simulated.perform(Run(clocks=30)).pushes.pull_seconds[-3:]
+    for shares in ((0.2, 0.8), ()):
+        simulated.perform(Reconfigure(start(model_shares=shares)))
+        pulls = simulated.perform(Run(clocks=30)).pushes.pull_seconds[-3:]
+        # All three pull at once: the server with the most has 0.8 of three models to send, in place of half.
+        assert pulls == pytest.approx(first * (max(shares, default=0.5) / 0.5))
+
+
+def test_windows_change_nothing():
+    changed = {"links": UNLIKE, "model_shares": (0.3, 0.7), "seed": 3}
+    whole, cut = made(**changed), made(**changed)
+    window = whole.perform(Run(clocks=100))
+    pieces = [cut.perform(Run(seconds=x)) for x in (0.7, 1e-3, 5.05, 3.3)]
+    pieces.append(cut.perform(Run(clocks=100 - sum(p.clocks for p in pieces))))
+    assert_same_bytes(together(pieces), window.pushes)
+    jax.tree.map(np.testing.assert_array_equal, branch(cut), branch(whole))
+
+
+def test_lanes_are_jobs():
+    systems = [made(UNLIKE, seed=seed, model_shares=(0.3, 0.7)) for seed in range(3)]
+    branches = [s.branches[0] for s in systems]
+    data, inputs, states = stacked(branches)
+    limits = (np.int32(40), np.float64(np.inf))
+    _, tables, used = loop.advance_lanes(branches[0].program, data, inputs, states, *limits, rows=64, own_data=True)
+    for simulated, table, count in zip(systems, np.asarray(tables), used, strict=True):
+        assert int(count) == 40
+        np.testing.assert_allclose(table[:40, 0], simulated.perform(Run(clocks=40)).pushes.seconds, rtol=1e-9)
