@@ -68,6 +68,7 @@ class JobContext:
             buckets=bool(self.conditions.buckets),
             tables=has_tables(self.workload),
             snapshots=bool(self.cluster.snapshot_clocks),
+            independent=self.cluster.independent_flows,
         )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)

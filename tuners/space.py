@@ -35,7 +35,6 @@ __all__ = ["Space", "check_values", "share_batch"]
 
 _FIELDS = tuple(f.name for f in fields(Setting))
 _PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
-_ROUNDING = 1e-9  # a smaller difference of shares is none
 _BY_NODE = ("role", "load", "data_share", "model_share")
 
 
@@ -108,12 +107,6 @@ class Space:
         """Whether a push may be what some local steps have changed, and not one gradient: some of this is free, or held at
         another value."""
         return self.may_have(OF_LOCAL_STEPS) or bool(self.base.node_steps)
-
-    @property
-    def may_share_model(self) -> bool:
-        """Whether servers may have unequal shares of the model: those of the start are, or a tuner may give such."""
-        base = self.base.shares()[1]
-        return _free_fields(self, self.base)["model_shares"] or max(base) - min(base) > _ROUNDING
 
     @property
     def whole_batch(self) -> int:

@@ -97,7 +97,8 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    return Cluster(tuple(nodes), table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks)
+    flows = (table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks, table.independent_flows)
+    return Cluster(tuple(nodes), *flows)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
@@ -213,6 +214,7 @@ def check_engine(scenario: Scenario, space: Space) -> None:
             buckets=buckets,
             tables=tables,
             snapshots=bool(cluster.snapshot_clocks),
+            independent=cluster.independent_flows,
         )
 
     def learning() -> None:

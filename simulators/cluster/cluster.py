@@ -19,6 +19,7 @@ class Cluster:
     latency_seconds: float = 0.0  # one way, once per pull and per push
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
+    independent_flows: bool = False  # where servers are unlike, each flow of a transfer ends by itself; else all together
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]

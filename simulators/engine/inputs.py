@@ -20,7 +20,7 @@ from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.engine import connections
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
-from tuners.actions import Job, Rejected, Setting, Space, Target
+from tuners.actions import Job, Rejected, Setting, Target
 from tuners.settings import OF_PULLS, OF_REPLICAS
 
 __all__ = [
@@ -308,7 +308,7 @@ def build(
         factors=factors.values,
         factor_counts=factors.counts,
         **_sleeps(conditions, names, straggling(conditions, names, rng), rng),
-        **_transfers(cluster, workload, setting, conditions, costs, effects, space),
+        **_transfers(cluster, workload, setting, conditions, costs, effects),
         control_queue=np.full(int(cluster.control_queue > 0), cluster.control_queue),
         samples=parts.samples,
         shard_start=parts.start,
@@ -338,7 +338,6 @@ def _transfers(
     conditions: Conditions,
     costs: CycleCosts,
     effects: Effects,
-    space: Space,
 ) -> dict[str, Any]:
     """What pulls and pushes move, over which links, and how long servers apply a push."""
     nodes = cluster.nodes
@@ -354,7 +353,7 @@ def _transfers(
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
         snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
-    net = _connections(cluster, workload, setting, conditions, effects, space)
+    net = _connections(cluster, setting, conditions, effects) if cluster.independent_flows else ()
     if net and snapshots:
         snapshots = snapshots._replace(usage=connections.usage_with_copies(net))
     return {
@@ -376,17 +375,12 @@ def _transfers(
     }
 
 
-def _connections(
-    cluster: Cluster, workload: Workload, setting: Setting, conditions: Conditions, effects: Effects, space: Space
-) -> Any:
+def _connections(cluster: Cluster, setting: Setting, conditions: Conditions, effects: Effects) -> Any:
     """The connections of workers and servers; () where the flows of a transfer may move as one.
 
     They may where all servers are alike, and none of them works or has a token bucket: then the flows of a transfer end
-    together, and to move them one by one would take longer and change nothing but the last bits. They also do in a job whose
-    servers always have equal shares, however unlike their links are, and where rows of embedding tables move.
+    together, and to move them one by one would take longer and change nothing but the last bits.
     """
-    if has_tables(workload) or not space.may_share_model:
-        return ()
     nodes = cluster.nodes
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     service = {n: kind.service_bytes_per_second for n, kind in nodes}

@@ -15,10 +15,18 @@ REVISING = ("adarevision",)
 
 
 def check_links(
-    discipline: str, control_queue: float, *, overlap: bool, buckets: bool, tables: bool, snapshots: bool
+    discipline: str,
+    control_queue: float,
+    *,
+    overlap: bool,
+    buckets: bool,
+    tables: bool,
+    snapshots: bool,
+    independent: bool,
 ) -> None:
     """Raise Rejected where transfers cannot share their links by that discipline: nodes `overlap` if some are workers and
-    servers, `buckets` limit what they send, servers send `snapshots`, and mini-batches touch rows of embedding `tables`."""
+    servers, `buckets` limit what they send, servers send `snapshots`, mini-batches touch rows of embedding `tables`, and
+    flows are `independent`."""
     if discipline == "fifo" and (overlap or buckets or tables or snapshots):
         where = "servers send snapshots" if snapshots else "a node has a token bucket"
         where = "a node is worker and server" if overlap else where
@@ -28,6 +36,10 @@ def check_links(
         raise Rejected("Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0.")
     if snapshots and tables:
         raise Rejected("Cannot send snapshots where mini-batches touch rows of embedding tables: set snapshot_clocks to 0.")
+    if independent and tables:
+        raise Rejected(
+            "Cannot move flows by themselves where mini-batches touch rows of embedding tables: leave independent_flows out."
+        )
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

@@ -146,13 +146,12 @@ class Backup(Bounded):
 class Oracle:
     """One job under one setting. `rows` has a dict per completed push.
 
-    With `connections`, a transfer is a flow per server, each of which ends when its own bytes are sent. Without, it is one
+    With `Cluster.independent_flows`, a transfer is a flow per server, each of which ends when its own bytes are sent. Without, it is one
     flow that moves the servers' shares in proportion, {None: bytes}.
     """
 
-    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None, connections=None):
-        """`factors` has, for nodes that are driven by a recording, their compute times over the mean. `connections` are
-        there by default where the servers' shares differ."""
+    def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None):
+        """`factors` has, for nodes that are driven by a recording, their compute times over the mean."""
         self.factors = factors or {}
         self.kinds, self.names = dict(cluster.nodes), [n for n, _ in cluster.nodes]
         self.discipline, self.workload, self.setting, self.conditions = cluster.discipline, workload, setting, conditions
@@ -162,7 +161,7 @@ class Oracle:
         self.policy, self.model = policy, model
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
-        self.connections = len({*self.share.values()}) > 1 if connections is None else connections
+        self.connections = cluster.independent_flows
         self.now, self.server_free, self.arrivals = 0.0, 0.0, 0
         self.slow = dict.fromkeys(self.names, 1.0)
         self.changes = sorted(

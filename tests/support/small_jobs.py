@@ -135,9 +135,9 @@ KNOBS = (
 )
 
 
-def cluster(discipline="maxmin"):
+def cluster(discipline="maxmin", **network):
     kinds = [machine(100.0 - 7 * i, speed=1.0 + i / 3, cores=2) for i in range(5)]
-    return Cluster(tuple(zip(NAMES, kinds, strict=True)), discipline)
+    return Cluster(tuple(zip(NAMES, kinds, strict=True)), discipline, **network)
 
 
 def start(**changed):

@@ -149,18 +149,25 @@ _CONDITIONS = {
     "losses": st.lists(st.fixed_dictionaries({"every_seconds": _SOME, "repair_seconds": _SOME}), max_size=1),
     "thinking_seconds": _SOME,
 }
+_NETWORK = {
+    "discipline": st.sampled_from(["maxmin", "fifo", "uneven"]),
+    "control_queue": _SHARE,
+    "snapshot_clocks": st.integers(0, 50),
+    "independent_flows": st.booleans(),
+}
 
 
 @given(
     st.fixed_dictionaries({}, optional=_KNOBS),
     st.fixed_dictionaries({}, optional=_CONDITIONS),
     st.fixed_dictionaries({"value": _SOME}, optional={"by_share": st.booleans(), "minimise": st.just("usd")}),
+    st.fixed_dictionaries({}, optional=_NETWORK),
 )
 def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
-    free: dict[str, Any], conditions: dict[str, Any], target: dict[str, Any]
+    free: dict[str, Any], conditions: dict[str, Any], target: dict[str, Any], network: dict[str, Any]
 ) -> None:
     tables = ALONE | {
-        "cluster": {"nodes": [{"type": "m4.xlarge", "count": 5}]},
+        "cluster": {"nodes": [{"type": "m4.xlarge", "count": 5}]} | network,
         "free": free,
         "conditions": conditions,
         "target": {"metric": "clocks"} | target,
@@ -168,7 +175,7 @@ def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
     try:
         made = scenario(name="any", **tables)
     except ValueError as refusal:
-        assert re.match(r"harness.scenario\('any'\): \[(free|conditions|target|start)\] ", str(refusal)), refusal  # noqa: PT017
+        assert re.match(r"harness.scenario\('any'\): \[(cluster|free|conditions|target|start)\] ", str(refusal)), refusal  # noqa: PT017
         return
     again = parse(show(made), name=made.name, origin=made.origin)
     assert replace(again, text=made.text) == made
@@ -189,6 +196,10 @@ def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
             r"\[cluster\] .* token bucket: use maxmin",
         ),
         ({"cluster": {"control_queue": 1.0}, "workload": {"name": "clicks-fm"}}, r"\[cluster\] .* set control_queue to 0"),
+        (
+            {"cluster": {"independent_flows": True}, "workload": {"name": "clicks-fm"}},
+            r"\[cluster\] .* leave independent_flows out",
+        ),
         ({"workload": {"name": "clicks-fm"}, "start": {"local_steps": 2}}, r"\[workload\] Cannot take local steps on emb"),
         (
             {"workload": {"name": "digits-svm", "overrides": {"optimizer": "adarevision", "aggregation": "mean"}}},

@@ -272,6 +272,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("[cluster]", "[cluster]\nlatency_seconds = inf", r"\[cluster\] .*latency_seconds = inf"),
     ("[cluster]", "[cluster]\ncontrol_queue = 2", r"\[cluster\] .*control_queue = 2.* from 0 to 1"),
     ("[cluster]", "[cluster]\nsnapshot_clocks = -1", r"\[cluster\] .*snapshot_clocks = -1.* 0 takes none"),
+    ("[cluster]", "[cluster]\nindependent_flows = 1", r"\[cluster\] independent_flows: .*`bool`"),
     ("[cluster]", '[cluster]\ndiscipline = "fair"', r"\[cluster\] discipline: invalid enum value 'fair'; .*fifo.*maxmin"),
     ("count = 5", "count = 0", r"\[cluster\.nodes\] count: expected `int` >= 1, not 0\."),
     (

@@ -21,8 +21,8 @@ CALM = Conditions(jitter=0.0, stagger=False)
 
 def timed(conditions, seed=0, setting=None, **changed):
     """Five nodes, three of them workers; nothing is learned."""
-    rules = {"knobs": KNOBS, "costs": CHEAP} | changed
-    return system(cluster(), job(SMALL), setting or start(), conditions, seed, **rules)
+    rules = {"knobs": KNOBS, "costs": CHEAP, "cluster": cluster()} | changed
+    return system(rules.pop("cluster"), job(SMALL), setting or start(), conditions, seed, **rules)
 
 
 def alone(conditions, **demand):
@@ -95,21 +95,24 @@ def test_a_bucket_that_is_never_empty_changes_nothing():
 TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
+@pytest.mark.parametrize("independent", [False, True], ids=["", "each flow by itself"])
 @pytest.mark.parametrize(
     "changed",
     [{}, {"policy": "bsp"}, {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}],
     ids=["asp", "bsp", "both roles"],
 )
-def test_the_reference_simulation_agrees_on_buckets(changed):
+def test_the_reference_simulation_agrees_on_buckets(changed, independent):
     """Throttled workers and servers, slow-downs, noise: event by event as in the plain simulation."""
     conditions = Conditions(buckets=TIGHT, episodes=(Episode("b", 10.0, 25.0, 2.0),))
     setting = start(**changed)
-    seen = timed(conditions, seed=4, setting=setting).perform(Run(clocks=150)).pushes
+    machines = cluster(independent_flows=independent)
+    seen = timed(conditions, seed=4, setting=setting, cluster=machines).perform(Run(clocks=150)).pushes
     bound = 0 if setting.policy == "bsp" else np.inf
-    judge = Oracle(cluster(), job(SMALL), setting, conditions, Bounded(bound), 4, connections=True).run(150)
+    judge = Oracle(machines, job(SMALL), setting, conditions, Bounded(bound), 4).run(150)
     np.testing.assert_array_equal(seen.worker, judge.column("worker"))
     np.testing.assert_allclose(seen.seconds, judge.column("seconds"), rtol=1e-9)
-    free = timed(Conditions(episodes=conditions.episodes), seed=4, setting=setting).perform(Run(clocks=150)).pushes
+    calm = Conditions(episodes=conditions.episodes)
+    free = timed(calm, seed=4, setting=setting, cluster=machines).perform(Run(clocks=150)).pushes
     assert seen.seconds[-1] > 1.1 * free.seconds[-1]
 
 

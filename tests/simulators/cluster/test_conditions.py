@@ -276,6 +276,6 @@ def test_the_reference_simulation_agrees_when_everything_is_slowed_down():
     episodes = tuple(Episode(n, 10.0 * i, 25.0, 1.0 + i) for i, n in enumerate(NAMES, 1))
     rough = Conditions(episodes=episodes, sleeps=Sleeps(0.3, 1.0, 1.0), stragglers=Stragglers(1.0, 0.2, nodes=("b",)))
     window = learning(rough, seed=6).perform(Run(clocks=120))
-    judge = Oracle(cluster(), job(SMALL, MODEL), start(), rough, Bounded(np.inf), 6, MODEL, connections=True).run(120)
+    judge = Oracle(cluster(), job(SMALL, MODEL), start(), rough, Bounded(np.inf), 6, MODEL).run(120)
     np.testing.assert_array_equal(window.pushes.worker, judge.column("worker"))
     np.testing.assert_allclose(window.pushes.seconds, judge.column("seconds"), rtol=1e-9)

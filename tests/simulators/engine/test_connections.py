@@ -23,9 +23,10 @@ ALIKE = (100.0,) * 5
 UNLIKE = (100.0, 100.0, 100.0, 60.0, 150.0)
 
 
-def made(links=ALIKE, conditions=ROUGH, discipline="maxmin", seed=0, knobs=(), **changed):
+def made(links=ALIKE, conditions=ROUGH, discipline="maxmin", seed=0, knobs=(), independent=True, **changed):
     """Three workers and two servers with these links that learn; `knobs` are free."""
-    cluster = Cluster(tuple((n, machine(link)) for n, link in zip(NAMES, links, strict=True)), discipline)
+    nodes = tuple((n, machine(link)) for n, link in zip(NAMES, links, strict=True))
+    cluster = Cluster(nodes, discipline, independent_flows=independent)
     return system(cluster, job(model=MODEL), start(**changed), conditions, seed, knobs=knobs)
 
 
@@ -33,28 +34,33 @@ def net_of(simulated):
     return simulated.branches[0].inputs.connections
 
 
-@pytest.mark.parametrize("links", [ALIKE, UNLIKE])
-def test_a_job_whose_servers_always_have_equal_shares_has_none(links):
-    assert net_of(made(links)) == ()
-    assert branch(made(links)).clock.flight.parts == ()
+@pytest.mark.parametrize("changed", [{"model_shares": (0.3, 0.7)}, {"workers": NAMES[:4]}], ids=["shares", "both roles"])
+def test_they_are_off_by_default(changed):
+    simulated = made(UNLIKE, independent=Cluster((("a", machine()),)).independent_flows, **changed)
+    assert net_of(simulated) == ()
+    assert branch(simulated).clock.flight.parts == ()
 
 
-def test_alike_servers_have_none_where_roles_are_free_and_the_run_has_the_same_bytes():
-    free, held = (made(knobs=knobs) for knobs in (KNOBS[: len(NAMES)], ()))
-    assert net_of(free) == ()
-    shapes = [jax.tree.map(np.shape, (s.branches[0].inputs, branch(s))) for s in (free, held)]
+def test_alike_servers_have_none_and_the_run_has_the_same_bytes():
+    on, off = (made(independent=independent) for independent in (True, False))
+    assert net_of(on) == ()
+    shapes = [jax.tree.map(np.shape, (s.branches[0].inputs, branch(s))) for s in (on, off)]
     assert shapes[0] == shapes[1]
-    assert_same_bytes(*(s.perform(Run(clocks=60)).pushes for s in (free, held)))
+    assert_same_bytes(*(s.perform(Run(clocks=60)).pushes for s in (on, off)))
+
+
+def test_one_server_has_none():
+    assert net_of(made(UNLIKE, servers=("e",))) == ()
 
 
 @pytest.mark.parametrize(
     ("links", "changed"),
     [
         (ALIKE, {"model_shares": (0.3, 0.7)}),
-        (UNLIKE, {"knobs": KNOBS}),
-        (ALIKE, {"knobs": KNOBS, "workers": NAMES[:4]}),
-        (ALIKE, {"knobs": KNOBS, "conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
-        (UNLIKE, {"knobs": KNOBS, "discipline": "fifo"}),
+        (UNLIKE, {}),
+        (ALIKE, {"workers": NAMES[:4]}),
+        (ALIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
+        (UNLIKE, {"discipline": "fifo"}),
     ],
     ids=["shares", "links", "a server that works", "a server with a bucket", "first come first served"],
 )
@@ -65,14 +71,14 @@ def test_servers_that_are_not_alike_have_connections(links, changed, policy):
     seen = simulated.perform(Run(clocks=60)).pushes
     context, bound = simulated.branches[0].context, math.inf if policy == "asp" else 0
     plain = (context.cluster, context.workload, simulated.job.start, context.conditions, Bounded(bound), 0, MODEL)
-    judge = Oracle(*plain, connections=True).run(60)
+    judge = Oracle(*plain).run(60)
     np.testing.assert_array_equal(seen.worker, judge.column("worker"))
     np.testing.assert_allclose(seen.seconds, judge.column("seconds"), rtol=1e-9)
 
 
 def test_servers_of_one_kind_are_one_column():
     names = tuple(f"n{i}" for i in range(12))
-    cluster = Cluster(tuple((n, machine()) for n in names))
+    cluster = Cluster(tuple((n, machine()) for n in names), independent_flows=True)
     setting = Setting(workers=names[:3], servers=names[3:], model_shares=(0.2, *(0.1,) * 8))
     net = net_of(system(cluster, job(), setting, ROUGH))
     assert net.number.tolist() == [1, 8]

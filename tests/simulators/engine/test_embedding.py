@@ -199,6 +199,8 @@ def test_a_cluster_that_does_not_go_with_tables_is_refused():
         made(cluster=Cluster(kinds, "fifo"))
     with pytest.raises(ValueError, match="set control_queue to 0"):
         made(cluster=Cluster(kinds, control_queue=1.0))
+    with pytest.raises(ValueError, match="leave independent_flows out"):
+        made(cluster=Cluster(kinds, independent_flows=True))
 
 
 def test_local_steps_and_larger_mini_batches_are_refused():

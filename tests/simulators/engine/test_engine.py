@@ -102,8 +102,8 @@ def jobs(draw, overlap=False, queue=True, **fixed):
         momentum=0.5,
     )
     discipline, control = fixed.pop("discipline", "maxmin"), fixed.pop("control_queue", 0.0)
-    clocks = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,))))
-    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control, clocks)
+    clocks, flows = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,)))), fixed.pop("independent_flows", False)
+    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control, clocks, flows)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
 
 
@@ -188,6 +188,30 @@ def test_servers_that_send_snapshots_and_work(made, policy):
 @slow_to_compile
 @given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_workers_that_serve_with_means_and_momentum(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, control_queue=0.8), TWO)
+def test_flows_to_unlike_servers_that_end_by_themselves(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, discipline="fifo", aggregation="sum"), TWO)
+def test_flows_that_end_by_themselves_first_come_first_served(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, overlap=True, aggregation="mean", optimizer="momentum"), TWO)
+def test_flows_to_workers_that_serve(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
+def test_flows_that_end_by_themselves_beside_snapshots(made, policy):
     compared(made, *policy)
 
 

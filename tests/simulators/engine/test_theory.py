@@ -119,13 +119,13 @@ def test_cruises_nmf_on_32_machines():
     assert ratios.argmin() == 2
 
 
-# ------------------------------------------------------------------------------------------- servers with unequal shares
+# ------------------------------------------------------------------------------- flows to unlike servers, each by itself
 
 
 def unequal(w, links, shares, policy="asp", conditions=STEADY, z=2.0):
     """w workers, and servers with these links and shares of the model; a push is as large as a pull."""
     kinds = [BANDWIDTH] * w + list(links)
-    cluster = Cluster(tuple((NAMES[i], machine(kind)) for i, kind in enumerate(kinds)))
+    cluster = Cluster(tuple((NAMES[i], machine(kind)) for i, kind in enumerate(kinds)), independent_flows=True)
     demand = Demand(model_bytes=BANDWIDTH, sample_seconds=0.0, fixed_seconds=z)
     setting = Setting(
         workers=NAMES[:w], servers=NAMES[w : len(kinds)], batch_size=8, policy=policy, model_shares=tuple(shares)

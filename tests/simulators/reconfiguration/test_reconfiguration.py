@@ -178,29 +178,35 @@ def test_a_migration_takes_what_its_slowest_chain_of_steps_takes():
     assert cost.steps[-1] == "start d"
 
 
+@pytest.mark.parametrize("independent", [False, True], ids=["all flows end together", "each by itself"])
 @pytest.mark.parametrize("begun", [0.0, 3.0])
-def test_blocks_share_a_nic_with_training(begun):
+def test_blocks_share_a_nic_with_training(begun, independent):
     """Where the NIC is narrower than what a sender can put out, a stream gets half of it, and training the rest.
 
     What a worker has pulled before the change it pulled at its full rate.
     """
     fast = replace_costs(model_bytes_per_second=1e9, handshake_seconds=0.0, delete_seconds=0.0)
     large = replace(job(Demand(model_bytes=1000.0, sample_seconds=0.25)), samples=64, batch_size=4)
-    simulated = system(cluster(), large, start(workers=("a",)), Conditions(jitter=0.0), knobs=KNOBS, costs=fast)
+    machines, steady = cluster(independent_flows=independent), Conditions(jitter=0.0)
+    simulated = system(machines, large, start(workers=("a",)), steady, knobs=KNOBS, costs=fast)
     simulated.perform(Run(clocks=3))  # the next pull begins
     if begun:
         simulated.perform(Run(seconds=begun))
     cost = simulated.perform(Reconfigure(start(workers=("a",), servers=("e",)), method="migrate"))
     d, e = 100.0 - 7 * 3, 100.0 - 7 * 4  # their NICs
     assert cost.seconds == pytest.approx(500.0 / (e / 2))
-    # d serves from what the stream leaves it, and e fills the rest of a's NIC. After the first wave, 0.3 of what is left is
-    # d's; when that is done, e serves as fast as it can.
-    wave = 200.0 / (e / 2)
-    slow = d - e / 2
-    left = 1000.0 - 100.0 * (begun + wave)
-    both = 0.3 * left / slow
+    wave, slow = 200.0 / (e / 2), d - e / 2
+    if independent:
+        # d serves from what the stream leaves it, and e fills the rest of a's NIC. After the first wave, 0.3 of what is left
+        # is d's; when that is done, e serves as fast as it can.
+        left = 1000.0 - 100.0 * (begun + wave)
+        both = 0.3 * left / slow
+        rest = both + (0.7 * left - both * (100.0 - slow)) / e
+    else:
+        # d serves half of the model from what the stream leaves it; from the second wave on a's own NIC is the limit.
+        rest = (1000.0 - 100.0 * begun - wave * 2 * slow) / 100.0
     pulled = simulated.perform(Run(clocks=1)).pushes.pull_seconds[0]
-    assert pulled == pytest.approx(begun + wave + both + (0.7 * left - both * (100.0 - slow)) / e)
+    assert pulled == pytest.approx(begun + wave + rest)
 
 
 def replace_costs(**changed):
@@ -547,7 +553,5 @@ def test_a_target_reached_during_a_change_ends_it():
     assert seen.status == "running"
     cost = simulated.perform(Reconfigure(start(servers=("e",)), method="migrate"))
     assert simulated.status == "target"
-    whole = timed()
-    whole.perform(Run(clocks=37))
-    assert cost.seconds < 0.9 * whole.perform(Reconfigure(start(servers=("e",)), method="migrate")).seconds
+    assert cost.seconds < 5
     assert jnp.asarray(simulated.perform(Run(clocks=10)).clocks) == 3
