@@ -3,7 +3,8 @@
 A worker sends to each server, and receives of it, over a connection of its own. One that ends early, because its server has
 a small part of the model or a fast link, frees both ends for the others; the transfer ends with its last connection. Those
 with servers that are alike run at equal rates and end together: they are one column here, with a count. Where all servers
-are alike, no `Connections` are needed, because the transfer is one flow (`simulators.engine.network`).
+are alike, and in a cluster without `independent_flows`, there are no `Connections`: the transfer is one flow
+(`simulators.engine.network`).
 """
 
 from __future__ import annotations
