@@ -1,7 +1,8 @@
 """How much longer cycles are where flows to unlike servers end by themselves: `python -m tests.bench.unlike_servers`.
 
-Simulated time, so the table is the same on every machine. Rows are of servers, columns of the time that a mini-batch computes, in
-pulls that a worker does alone over a link as fast as the first server's; of each, cycles with two, three and six workers.
+Simulated time, so the table is the same on every machine. Rows are of servers, columns of the time that a mini-batch
+computes, in pulls that a worker does alone over a link as fast as the first server's; of each, cycles with two, three and
+six workers.
 """
 
 import numpy as np
@@ -43,11 +44,11 @@ def longer(*case, seeds=(1, 2, 3)):
 
 
 def main():
-    print("policy, servers' links, shares, workers' links, servers that work: compute for 0.25, 1 and 2 pulls")
+    print("policy, servers' links, shares, workers' links, servers that work: compute for 0.25, 1 and 2 pulls")  # noqa: T201
     for policy in ("asp", "bsp"):
         for case in CASES:
             cells = (", ".join(f"{longer(case, w, policy, z):.0f}" for w in WORKERS) for z in (0.25, 1.0, 2.0))
-            print(policy, *case, *(f"| {cell} %" for cell in cells), flush=True)
+            print(policy, *case, *(f"| {cell} %" for cell in cells), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

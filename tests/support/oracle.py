@@ -146,8 +146,8 @@ class Backup(Bounded):
 class Oracle:
     """One job under one setting. `rows` has a dict per completed push.
 
-    With `Cluster.independent_flows`, a transfer is a flow per server, each of which ends when its own bytes are sent. Without, it is one
-    flow that moves the servers' shares in proportion, {None: bytes}.
+    With `Cluster.independent_flows`, a transfer is a flow per server, each of which ends when its own bytes are sent.
+    Without, it is one flow that moves the servers' shares in proportion, {None: bytes}.
     """
 
     def __init__(self, cluster, workload, setting, conditions, policy, seed, model=None, factors=None):

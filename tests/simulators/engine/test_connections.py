@@ -14,6 +14,7 @@ from simulators.branch import stacked
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions
 from simulators.engine import loop, timing
+from tests.bench import unlike_servers
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import KNOBS, MODEL, NAMES, assert_same_bytes, branch, job, machine, start, system, together
 from tuners.actions import Reconfigure, Run, Setting
@@ -113,6 +114,14 @@ def test_a_job_may_change_between_alike_and_other_servers():
         pulls = simulated.perform(Run(clocks=30)).pushes.pull_seconds[-3:]
         # All three pull at once: the server with the most has 0.8 of three models to send, in place of half.
         assert pulls == pytest.approx(first * (max(shares, default=0.5) / 0.5))
+
+
+def test_only_asynchronous_cycles_are_longer_where_a_server_has_two_thirds_of_the_model():
+    """With links of one rate, `tests.bench.unlike_servers` says 26 %, and -0.4 % at a barrier."""
+    case = unlike_servers.CASES[0]
+    asynchronous, at_barriers = (unlike_servers.longer(case, 3, policy, 1.0, seeds=(1,)) for policy in ("asp", "bsp"))
+    assert asynchronous > 15
+    assert abs(at_barriers) < 2
 
 
 def test_windows_change_nothing():
