@@ -91,18 +91,21 @@ def answer(rows: pl.DataFrame) -> Answer:
         why += " Fewer than three seeds tell nothing apart."
     elif others:
         why += f" Not told apart from it: {few(others)}."
-        why += _more_seeds(leader)
-    elif REFERENCE in close:
-        why += _more_seeds(leader)
     elif apart:
         why += " All others are told apart from it."
+    if before.startswith("No"):
+        why += _more_seeds(leader)
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
 
 
 def _more_seeds(leader: dict[str, Any]) -> str:
     """What to do where tuners are not told apart by few seeds; "" from as many on as 95 % intervals need."""
     seeds = int(leader["seeds"])
-    return "" if coverage_limit(seeds) >= LEVEL else f" {seeds} seeds tell only large, steady differences apart; give six."
+    return (
+        ""
+        if seeds < LEAST_BLOCKS or coverage_limit(seeds) >= LEVEL
+        else f" {seeds} seeds tell only large, steady differences apart; give six."
+    )
 
 
 def _measured(row: dict[str, Any]) -> str:
