@@ -432,6 +432,10 @@ MISTAKES = [
     ),
     ("calibrate nowhere --out folder", "harness calibrate: error: cannot use --out 'folder': give the name of a file; ..."),
     (
+        "calibrate shipped:homogeneous --out tiny.toml",
+        "harness: Cannot write tiny.toml: it is there already; remove it, or name another file.",
+    ),
+    (
         "calibrate nowhere --out x.toml --nic nan",
         "harness calibrate: error: cannot use --nic 'nan': give a finite number, above 0",
     ),

@@ -108,8 +108,9 @@ def test_a_calibration_to_some_settings_is_that_of_a_trace_of_these(tmp_path, ca
         _write(folder, {key: s for key, s in seconds.items() if key[0] <= most})
     made = {}
     for name in (f"{whole}[workers=1..2]", str(small), str(whole)):
-        assert main.main(["calibrate", name, "--out", str(tmp_path / "made.toml")]) == 0
-        made[name] = tomllib.loads((tmp_path / "made.toml").read_text())
+        out = tmp_path / f"{len(made)}.toml"
+        assert main.main(["calibrate", name, "--out", str(out)]) == 0
+        made[name] = tomllib.loads(out.read_text())
     selected, alone, every = made.values()
     assert selected["workloads"]["toy"]["demand"] == alone["workloads"]["toy"]["demand"]
     assert selected["calibration"]["workloads"]["toy"]["rows"] == 6
