@@ -5,14 +5,24 @@ import sys
 
 import pytest
 
-from harness.live.processes import launch
-from harness.ray_cluster import joined
-
 BYTES = b"caf\xe9"  # a name in Latin-1, as old file systems have them
 
 
+# Ray reads its environment when it is imported, and tests/live/conftest.py sets that while tests are collected.
+def _joined():
+    from harness.ray_cluster import joined
+
+    return joined("127.0.0.1:1")
+
+
+def _started():
+    from harness.live.processes import launch
+
+    return launch.cluster(None)
+
+
 @pytest.mark.parametrize("where", ["word", "folder"])
-@pytest.mark.parametrize("join", [lambda: joined("127.0.0.1:1"), lambda: launch.cluster(None)], ids=["joined", "started"])
+@pytest.mark.parametrize("join", [_joined, _started], ids=["joined", "started"])
 def test_names_that_are_no_text_are_refused_before_ray_is_asked(join, where, tmp_path, monkeypatch):
     """Ray fails on them after seconds, in the words of a decoder."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -4,6 +4,7 @@ import atexit
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,7 @@ atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 (_KEYS / "token").touch(mode=0o600)
 (_KEYS / "token").write_text(secrets.token_hex(32))
 
+assert "ray" not in sys.modules, "a test module imports Ray at its top; let its tests import it"
 for name in [n for n in os.environ if n.startswith("RAY_")]:
     del os.environ[name]
 os.environ |= {

@@ -136,13 +136,8 @@ class Cluster:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, not of those that the system gives out by itself: Ray's services take these, and two of
-    them can listen on one port (SO_REUSEPORT), so that each gets clients of the other, which it refuses."""
-    first = 10_000 + (os.getpid() * 16 + next(_made)) % 20_000
-    for port in range(first, 32_768):
-        with suppress(OSError), socket.create_server(("", port)):
-            return port
-    raise AssertionError(f"no port from {first} to 32767 is free")
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def loop_network() -> str:
