@@ -29,6 +29,7 @@ from traces.schema import (
 
 __all__ = [
     "Results",
+    "check_new",
     "drawn_scenarios",
     "load_results",
     "read",
@@ -178,6 +179,12 @@ def _oracles(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         return dict(json.loads(path.read_text("utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"Cannot read {path}: it is damaged ({error}). Delete it and run `harness report`.") from None
+
+
+def check_new(path: Path) -> None:
+    """Raise ValueError where a file that is to be written is there already."""
+    if path.exists():
+        raise ValueError(f"Cannot write {path}: it is there already; remove it, or name another file.")
 
 
 def write_bytes(path: Path, data: bytes) -> None:

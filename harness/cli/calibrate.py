@@ -132,12 +132,11 @@ def _calibrate(options: argparse.Namespace) -> int:
     from harness.cli.display import stages
     from simulators.calibration.fit import NO_FREEDOM, fit_all
     from simulators.calibration.output import to_toml
-    from traces.store import write_bytes
+    from traces.store import check_new, write_bytes
 
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
-    if options.out.exists():
-        raise ValueError(f"Cannot write {options.out}: it is there already; remove it, or name another file.")
+    check_new(options.out)
     path, wanted = options.trace or (None, None)
     recording, origin = _recorded(path, options.source, wanted, options)
     program_cache.use()

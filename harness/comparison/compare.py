@@ -95,7 +95,7 @@ def compare(
     """
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
-    entries = [t if isinstance(t, Entry) else resolve(t) for t in tuners]
+    entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
     # Before the plan, which may play reference runs of drawn scenarios for minutes.
     results_folder.check_folder(out, resume=resume)
     plan = planned(scenarios, entries, seeds, system, calibration_draws, record=record)

@@ -57,7 +57,7 @@ def check_each_once(what: str, names: Sequence[str]) -> None:
 
 def planned(
     scenarios: Sequence[str | Path | Scenario],
-    tuners: Sequence[Entry],
+    entries: tuple[Entry, ...],
     seeds: int | None,
     system: str,
     calibration_draws: int,
@@ -65,14 +65,13 @@ def planned(
     record: bool,
 ) -> Plan:
     """The runs of a comparison, checked. Raises ValueError where a scenario, a tuner or a number does not fit."""
-    if not scenarios or not tuners:
+    if not scenarios or not entries:
         raise ValueError("Cannot compare nothing: name at least one scenario and one tuner.")
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         advice = "at least 1" if seeds < 1 else f"at most {MOST_SEEDS}"
         raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
-    entries = tuple(tuners)
     given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
     drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
     loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))

@@ -33,7 +33,7 @@ from harness import program_cache
 from harness.training.instances import Instance
 from harness.training.varied import SHAPES, drawn_instance, simple_rules
 from simulators.engine import loop
-from traces.store import write_bytes
+from traces.store import check_new, write_bytes
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import policy_file
 from tuners.rlp.broad import MODES, PooledNetwork, TrainedBroad, decided, mode_values, rule_network
@@ -99,8 +99,7 @@ def learn(plan: HindsightPlan, out: Path, *, watch: Callable[[InstancePlayed], N
 
     Raises ValueError if `out` exists already or no instance reaches its target in any mode.
     """
-    if out.exists():
-        raise ValueError(f"Cannot write {out}: it is there already; remove it, or name another file.")
+    check_new(out)
     program_cache.use()
     instances = [drawn_instance(_FIRST_SEED * (plan.seed + 1) + number) for number in range(plan.instances)]
     ready = [_ready(instance, _MOST_PUSHES, _CAP) for instance in instances]

@@ -28,6 +28,7 @@ from harness import program_cache
 from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw
 from simulators.branch import stacked
 from simulators.engine import loop
+from traces.store import check_new
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
 from tuners.near_names import near_names
@@ -199,8 +200,7 @@ def train(
     Raises ValueError if `out` exists already or the checkpoint belongs to another plan, and RuntimeError if the training
     diverges. KeyboardInterrupt is passed on, after a checkpoint is written.
     """
-    if out.exists():
-        raise ValueError(f"Cannot write {out}: it is there already; remove it, or name another file.")
+    check_new(out)
     kept = checkpoint(out)
     if kept.exists() and not resume:
         raise ValueError(f"Cannot train to {out}: a training was interrupted here; go on with --resume, or remove {kept}.")

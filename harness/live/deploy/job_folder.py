@@ -123,10 +123,12 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None
 
 def _check_not_over(out: Path) -> None:
     """Raise ValueError where the job has ended, by its target, its budget, or because it could not go on."""
-    with suppress(OSError):
+    try:
         ended = json.loads((out / "score.json").read_text("utf-8"))["status"]
-        if ended != "error":
-            raise ValueError(f"Cannot resume from {out}: the job has ended ({ended}). Name another folder with --out.")
+    except (OSError, ValueError, KeyError):  # it has no result, or one that was cut short: it goes on
+        return
+    if ended != "error":  # after a fault of its tuner, a job may go on
+        raise ValueError(f"Cannot resume from {out}: the job has ended ({ended}). Name another folder with --out.")
 
 
 class KeptExchanges:
