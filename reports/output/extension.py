@@ -20,7 +20,7 @@ from traces import store
 from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
 from traces.store import Results
 
-__all__ = ["among_published", "published_hosts"]
+__all__ = ["among_published", "hosts_by_tuner", "published_hosts", "summed"]
 
 
 def among_published(
@@ -60,11 +60,28 @@ def published_hosts(results: Results, site: Path) -> pl.DataFrame:
 
     Empty where `results` have only some of these scenarios.
     """
-    hosts, (manifest, published) = pl.read_csv(site / "tables" / "host.csv"), _read(site)
+    hosts, (manifest, published) = hosts_by_tuner(site / "tables" / "host.csv"), _read(site)
     if set(manifest["scenarios"]) != set(results.manifest["scenarios"]):
         return hosts.clear()
     kept = published.join(_runs(results), on=["scenario", "tuner", "seed"], how="anti")
     return hosts.filter(pl.col("tuner").is_in(kept["tuner"].unique().to_list()))
+
+
+def hosts_by_tuner(path: Path) -> pl.DataFrame:
+    """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one.
+
+    `path` is the table of a results folder or of a site with all pages, a row per run; or that of an overview, summed already.
+    """
+    if "runs" in pl.scan_csv(path).collect_schema():
+        return pl.read_csv(path)
+    name = pl.col("tuner").str.split("+").list.first()
+    return summed(store.read_host(path).select(name, "machine", "thinking_seconds", "wall_seconds", runs=pl.lit(1)))
+
+
+def summed(hosts: pl.DataFrame) -> pl.DataFrame:
+    """A row per tuner and machine."""
+    seconds = pl.col("thinking_seconds", "wall_seconds").sum().round(1)
+    return hosts.group_by("tuner", "machine").agg(pl.col("runs").sum(), seconds).sort("tuner", "machine")
 
 
 def _read(site: Path) -> tuple[dict[str, Any], pl.DataFrame]:

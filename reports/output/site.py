@@ -12,7 +12,7 @@ import polars as pl
 
 from reports.figures.gantt import packed_run
 from reports.output.export import markdown
-from reports.output.extension import among_published, published_hosts
+from reports.output.extension import among_published, hosts_by_tuner, published_hosts, summed
 from reports.pages.page import pages, texts
 from reports.verdicts.arenas import by_family
 from reports.verdicts.summary import summary
@@ -42,10 +42,10 @@ def publish(
     if out.exists():
         raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
     results, scenarios, elsewhere = load_results(folder), texts(folder), set[str]()
-    hosts = _host_by_tuner(folder / "host.csv")
+    hosts = hosts_by_tuner(folder / "host.csv")
     if onto is not None:
         own, results = results, among_published(results, folder, scenarios, onto, replaced)
-        hosts = _summed(pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed"))
+        hosts = summed(pl.concat([hosts, published_hosts(own, onto)], how="vertical_relaxed"))
         only_overview, elsewhere = True, set(store.read_manifest(onto)["tuners"])
     if (missing := _missing(results, elsewhere)) is not None:
         raise ValueError(
@@ -92,17 +92,6 @@ def _write_tables(folder: Path, results: Results, table: pl.DataFrame, *, host: 
         store.write(results.settings, folder / "settings.parquet", SETTINGS)
         _write(folder / "host.csv", host.read_bytes())
     store.write(table, folder / "summary.parquet", table.schema)  # as CSV, four times as many bytes
-
-
-def _host_by_tuner(path: Path) -> pl.DataFrame:
-    """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one."""
-    name = pl.col("tuner").str.split("+").list.first()
-    return _summed(store.read_host(path).select(name, "machine", "thinking_seconds", "wall_seconds", runs=pl.lit(1)))
-
-
-def _summed(hosts: pl.DataFrame) -> pl.DataFrame:
-    seconds = pl.col("thinking_seconds", "wall_seconds").sum().round(1)
-    return hosts.group_by("tuner", "machine").agg(pl.col("runs").sum(), seconds).sort("tuner", "machine")
 
 
 def _missing(results: Results, elsewhere: Collection[str]) -> str | None:

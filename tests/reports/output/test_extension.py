@@ -79,6 +79,19 @@ def test_a_new_tuner_stands_beside_those_of_the_site(site, tmp_path):
     assert "x" in set(scores(tmp_path / "two")["tuner"])
 
 
+def test_a_site_with_all_its_pages_can_be_extended(tmp_path):
+    """Its table of the host's times has a row per run, and that of an overview a row per tuner."""
+    results = contest(scenarios=("away", "home"), tuners=("fixed", "cruise", "best_fixed"), seeds=3)
+    publish(folder_of(results, tmp_path / "r"), tmp_path / "site")
+    publish(folder_of(results, tmp_path / "r2"), tmp_path / "overview", only_overview=True)
+    ours = mine(tmp_path)
+    tables = []
+    for site in ("site", "overview"):
+        publish(ours, tmp_path / f"onto-{site}", onto=tmp_path / site)
+        tables.append((tmp_path / f"onto-{site}" / "tables" / "host.csv").read_text())
+    assert tables[0] == tables[1]
+
+
 def test_only_the_scenarios_that_were_played_count(site, tmp_path):
     publish(only(mine(tmp_path), "home"), tmp_path / "out", onto=site)
     assert set(scores(tmp_path / "out")["scenario"]) == {"home"}
