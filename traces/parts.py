@@ -26,7 +26,7 @@ import polars as pl
 
 from traces.plausible import TraceError, check_columns, check_units, check_values, disorder, fault
 from traces.schema import TRACE, TRACE_VERSION
-from traces.store import write_bytes
+from traces.store import is_job, write_bytes
 
 __all__ = ["Manifest", "Origin", "TraceWriter", "check_trace", "digest_of", "manifest", "origin", "scan"]
 
@@ -167,13 +167,13 @@ def manifest(folder: Path) -> Manifest | None:
     """
     path = folder / "trace.json"
     if not path.is_file():
+        if is_job(folder):
+            raise ValueError(f"Cannot read a trace from {folder}: it has a deployed job. Its trace is {folder / 'trace'}.")
         if (folder / "manifest.json").is_file():  # its folder `runs` has the name of a table
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has the results of a comparison. With --record, each of its runs "
                 "has a folder `trace`."
             )
-        if (folder / "deploy.json").is_file():
-            raise ValueError(f"Cannot read a trace from {folder}: it has a deployed job. Its trace is {folder / 'trace'}.")
         if not any((folder / table).is_dir() for table in TRACE):
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."

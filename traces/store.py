@@ -28,9 +28,12 @@ from traces.schema import (
 )
 
 __all__ = [
+    "SIMULATED_SECONDS",
     "Results",
+    "check_comparison",
     "check_new",
     "drawn_scenarios",
+    "is_job",
     "load_results",
     "read",
     "read_host",
@@ -40,6 +43,7 @@ __all__ = [
     "write_host",
 ]
 
+SIMULATED_SECONDS = "simulated seconds"
 _VERSION_KEY = "harness_schema"
 _AGAIN = "Delete it and run `harness compare --resume` on the folder that it belongs to."
 
@@ -60,6 +64,16 @@ class Results:
     # traces.schema.SCORES, also of what did not apply: under draws of calibrated constants, which are in no other scores.
     # The manifest's "draws" names them by the scenario that was drawn.
     draws: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SCORES))
+
+    @property
+    def live(self) -> bool:
+        """Whether the jobs ran on real processes."""
+        return self.manifest.get("system") == "live"
+
+    @property
+    def unit(self) -> str:
+        """The unit of a job's time, in words."""
+        return "seconds" if self.live else SIMULATED_SECONDS
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:
@@ -126,13 +140,27 @@ _MANIFEST: dict[str, type] = {"scenarios": list, "tuners": list, "oracles": list
 """What readers of a manifest go through, and its types."""
 
 
+def is_job(folder: Path) -> bool:
+    """Whether `folder` is that of one deployed job, which has the files of its run beside the tables."""
+    return (folder / "deploy.json").is_file()
+
+
+def check_comparison(folder: Path, verb: str) -> None:
+    """Raise ValueError where `folder` has one deployed job: it cannot be joined with others, or published."""
+    if is_job(folder):
+        raise ValueError(
+            f"Cannot {verb} {folder}: it has one deployed job. Jobs of several tuners or seeds are made by "
+            "`harness deploy --live SCENARIO --tuners NAME,... --out DIR`."
+        )
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`. Raises ValueError where it is no results folder, or one of another version."""
     path = folder / "manifest.json"
-    if (folder / "deploy.json").is_file():
+    if is_job(folder) and not path.is_file():
         raise ValueError(
-            f"Cannot read results from {folder}: it has one deployed job. `harness trace show {folder / 'trace'}` shows its "
-            "recording."
+            f"Cannot read results from {folder}: its job has not ended. `harness deploy --live` with --resume goes on with "
+            f"it, and `harness trace show {folder / 'trace'}` shows what is recorded."
         )
     if not path.is_file():
         raise ValueError(f"Cannot read results from {folder}: it has no manifest.json. Name a folder that compare wrote.")

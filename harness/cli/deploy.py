@@ -100,11 +100,11 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _deploy(options: argparse.Namespace) -> int:
     if options.live and not options.dry_run:
         print("Loading JAX, Ray and the job.", flush=True)  # noqa: T201 - rich and the rest take seconds to import
-    from harness.cli.display import terminal
+    from harness.cli.display import stages, terminal
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.contest import check_contest
     from harness.live.deploy.deployment import Interrupted, deploy, described, simulated
-    from harness.live.deploy.job_folder import exchanges_of
+    from harness.live.deploy.job_folder import exchanges_of, private
     from harness.scenario import load
     from harness.score import ending, score
 
@@ -132,6 +132,8 @@ def _deploy(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
             return stop.status
+    from reports.pages import page
+
     outcome = played.outcome
     row = score(played, **wanted.run).score
     console.print(ending(row, outcome.seconds), highlight=False, markup=False, soft_wrap=True)
@@ -139,6 +141,9 @@ def _deploy(options: argparse.Namespace) -> int:
         console.print("Running the same job in the simulator.", highlight=False)
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
     console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, markup=False, soft_wrap=True)
+    with stages("Writing the page"), private():
+        written = page.write(wanted.out)
+    console.print(f"The page: {written}", highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.status == "error" else 0
 
 

@@ -86,10 +86,10 @@ class Comparison:
         from reports.figures.completion import completion_times
 
         table = self.summary().filter(pl.col("role") != "same")
-        drawings = []
+        drawings, unit = [], store.load_results(self.folder).unit
         for number, (name, rows) in enumerate(table.group_by("scenario", maintain_order=True)):
             scores = self.scores.filter(pl.col("scenario") == name[0])
-            drawings.append(completion_times(rows, scores, f"times-{number}").svg)
+            drawings.append(completion_times(rows, scores, f"times-{number}", unit).svg)
         return f"<div>{self._answer(as_html=True)}{''.join(drawings)}</div>"
 
     def _answer(self, *, as_html: bool) -> str:
@@ -113,20 +113,21 @@ class ComparisonPlots:
     _of: Comparison
 
     def times(self, scenario: str | None = None) -> Figure:
-        """Completion times: every run, and each tuner's median with its 95 % interval, in simulated seconds."""
+        """Completion times: every run, and each tuner's median with its 95 % interval."""
         from reports.figures.completion import completion_times
 
         name = self._scenario(scenario)
         rows = self._of.summary().filter((pl.col("scenario") == name) & (pl.col("role") != "same"))
-        return completion_times(rows, self._here(self._of.scores, name), "times").figure
+        return completion_times(rows, self._here(self._of.scores, name), "times", self._unit).figure
 
     def curves(self, scenario: str | None = None, *, metric: str | None = None) -> Figure:
-        """Validation `metric`, "accuracy" or "loss", over simulated seconds, one panel per tuner.
+        """Validation `metric`, "accuracy" or "loss", over time, one panel per tuner.
 
         The default is accuracy if the workload has one. Raises ValueError if no run has been evaluated.
         """
         from reports.figures.progress import learning_curves
         from reports.pages.facts import target_of
+        from reports.pages.page import texts
 
         name = self._scenario(scenario)
         evaluations = self._here(self._of.evaluations, name)
@@ -135,9 +136,9 @@ class ComparisonPlots:
         if metric not in ("accuracy", "loss"):
             raise ValueError(f"Cannot draw {metric!r} over time: choose accuracy or loss.")
         tuners = self._here(self._of.summary(), name)["tuner"].to_list()  # the best first
-        known = target_of((self._of.folder / "scenarios" / f"{name}.toml").read_text("utf-8"))
+        known = target_of(texts(self._of.folder)[name])
         target = known[1] if known is not None and known[0] == metric else None
-        drawing = learning_curves(evaluations, tuners, metric, "curves", target)
+        drawing = learning_curves(evaluations, tuners, metric, "curves", target, self._unit)
         if drawing is None:
             raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
         return drawing.figure
@@ -155,7 +156,7 @@ class ComparisonPlots:
         chosen = self._leader(name) if tuner is None and len(names) > 1 else _only("tuner", tuner, names)
         mine = scores.filter(pl.col("tuner") == chosen)
         number = typical_seed(mine) if seed is None else seed
-        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers")
+        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers", self._unit)
         if drawing is None:
             raise ValueError(
                 f"Cannot draw the workers of {chosen!r} on {name!r}, seed {number}: there is no push in it. "
@@ -167,6 +168,10 @@ class ComparisonPlots:
         from reports.verdicts.summary import winner
 
         return winner(self._of.summary(), scenario)
+
+    @property
+    def _unit(self) -> str:
+        return store.load_results(self._of.folder).unit
 
     def _scenario(self, name: str | None) -> str:
         return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())

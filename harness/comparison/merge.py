@@ -69,6 +69,7 @@ def merge(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _part(folder: Path) -> ComparisonFolder:
+    store.check_comparison(folder, "merge")
     manifest = store.read_manifest(folder)
     texts = {}
     for name in manifest.get("scenarios", []):

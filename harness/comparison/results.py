@@ -9,6 +9,8 @@ scores, evaluations, settings     .parquet, all runs together
 oracles.json                      how many settings each oracle has run, and the name of the best
 host.csv                          thinking and wall seconds, which differ between hosts
 report.html
+
+The folder of one deployed job (`harness.live.deploy.job_folder`) is that of its only run, and has these tables, too.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from urllib.parse import quote, unquote
 
 import polars as pl
 
+from harness.machine import described
+from harness.score import Scored
+from harness.version import HARNESS_VERSION
 from traces import store
-from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, UNPRICED, minimised, worker_count
+from traces.schema import EVALUATIONS, HOST, KEYS, SCORES, SETTINGS, UNPRICED, VERSION, minimised, worker_count
 from tuners.baselines.best_fixed import choose
 
 __all__ = [
@@ -35,6 +40,7 @@ __all__ = [
     "assemble",
     "candidate_name",
     "give_up",
+    "hold_one_job",
     "is_known",
     "oracle_settings",
     "read_score",
@@ -57,7 +63,11 @@ class _Row:
 
 
 def run_folder(out: Path, scenario: str, tuner: str, seed: int) -> Path:
-    """The folder of a run's files. The tuner's name is quoted: it may contain characters that a file name must not have."""
+    """The folder of a run's files. The tuner's name is quoted: it may contain characters that a file name must not have.
+
+    The run of a deployed job has the folder of the job."""
+    if store.is_job(out):
+        return out
     return out / "runs" / scenario / quote(tuner, safe="+=,()") / str(seed)
 
 
@@ -102,6 +112,17 @@ def add_host(
     csv.writer(line, lineterminator="\n").writerow([scenario, tuner, seed, thinking_seconds, wall_seconds, machine])
     before = path.read_bytes() if path.exists() else b""
     store.write_bytes(path, before + line.getvalue().encode())
+
+
+def hold_one_job(out: Path, scored: Scored, thinking_seconds: float, wall_seconds: float) -> None:
+    """Write the tables of a deployed job whose only run is `scored`, so that its folder is read as a comparison's is."""
+    row = scored.score
+    manifest = {"harness": HARNESS_VERSION, "schema": VERSION, "scenarios": [row.scenario], "tuners": [row.tuner]}
+    manifest |= {"oracles": [], "seeds": 1, "seeds_of": {row.scenario: 1}, "system": "live"}
+    store.write(pl.DataFrame(scored.rows()["scores"], schema=SCORES), out / "scores.parquet", SCORES)
+    (out / "host.csv").unlink(missing_ok=True)  # of a job that was resumed after a fault of its tuner
+    add_host(out, row.scenario, row.tuner, row.seed, thinking_seconds, wall_seconds, described())
+    store.write_bytes(out / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
 
 
 def assemble(out: Path) -> None:

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 
 from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
 from reports.verdicts.summary import ORACLE, REFERENCE
+from traces.store import SIMULATED_SECONDS
 
 __all__ = ["completion_times"]
 
 
-def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing:
+def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS) -> Drawing:
     """Median and interval per tuner, with every run, from one scenario's rows of `summary.summary` and `scores`."""
     budget = float(rows["budget_seconds"].to_numpy().max())
     tuners = rows["tuner"].to_list()
@@ -34,7 +35,7 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Dra
         axes.set_xlim(0, 1.1 * budget if bool(rows["completion_high"].is_infinite().any()) else None)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
-        axes.set_xlabel("completion time, simulated seconds")
+        axes.set_xlabel(f"completion time, {unit}")
         caption = (
             "Completion time to the target. The large dot and the bar are the median and its 95 % interval over seeds; "
             "small dots are single runs. A triangle at the budget is a run that did not reach the target. A bar with an "

@@ -9,10 +9,12 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.transforms import Transform, offset_copy
+from numpy.typing import NDArray
 
-from reports.figures.drawing import BLUE, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
+from reports.figures.drawing import BLUE, GREEN, INK, MUTED, ORANGE, WIDTH, Drawing, canvas, drawn, label_inches
 from reports.verdicts.numbers import quantity
 from reports.verdicts.summary import ORACLE, REFERENCE
+from traces.store import SIMULATED_SECONDS
 
 __all__ = ["pareto", "split_of", "time_split"]
 
@@ -23,7 +25,7 @@ _TIME_SPLIT: dict[str, pl.DataType] = {
     "stall_seconds": pl.Float64(),
     "thinking_seconds": pl.Float64(),
 }
-"""Columns of `split_of`; the first three are simulated and sum to the time, thinking is measured on the host."""
+"""Columns of `split_of`; the first three sum to the time, thinking is measured on the host."""
 
 _NAME_PIXELS = 130.0  # width of a name beside its point, at 100 per inch
 _PURPLE = "#7a5cc4"
@@ -62,24 +64,32 @@ def time_split(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing |
             axes.barh(range(len(tuners)), seconds, left=start, height=0.62, color=color, linewidth=0)
             start = start + seconds
         most = float(start.max())
-        for y, (_, _, trial, stall, thinking) in enumerate(split.iter_rows()):
+        texts = []
+        for _, _, trial, stall, thinking in split.iter_rows():
             said = [(trial, "trials"), (stall, "stall"), (thinking if thinking >= 0.0005 * most else 0.0, "thinking")]
-            text = ", ".join(f"{quantity(v)} s {what}" for v, what in said if v > 0)
+            texts.append(", ".join(f"{quantity(v)} s {what}" for v, what in said if v > 0))
+        for y, text in enumerate(texts):
             axes.text(start[y] + 0.008 * most, y, text, va="center", color=MUTED, fontsize=8)
         for i, (part, color) in enumerate(_PARTS):
             shown = {"trial": "trials"}.get(part, part)
             axes.text(0.14 * i, 1.015, f"■ {shown}", transform=axes.transAxes, color=color, va="bottom", fontsize=8.5)
         axes.set_yticks(range(len(tuners)), tuners)
         axes.set_ylim(len(tuners) - 0.4, -0.6)
-        axes.set_xlim(0, 1.22 * most)
+        axes.set_xlim(0, _width(start, texts, WIDTH - label_inches(tuners)))
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("seconds, mean over runs")
         caption = (
             "What the time was spent on: training that is part of the final model, trials (training that is not), stall "
             "(nobody trained because of what the tuner asked), and the tuner's own thinking, which is measured on the host "
-            "and is no simulated time. A run that did not reach its target counts its budget."
+            "and is not part of the time. A run that did not reach its target counts its budget."
         )
         return drawn(figure, name, caption, split)
+
+
+def _width(ends: NDArray[np.float64], texts: list[str], inches: float) -> float:
+    """Seconds that an axis of so many inches shows, so that the text behind the end of each bar fits."""
+    room = [max(1 - label_inches([text]) / inches, 0.2) for text in texts]
+    return float(np.max(ends / np.minimum(room, 1 / 1.05)))
 
 
 class _Point(NamedTuple):
@@ -90,7 +100,7 @@ class _Point(NamedTuple):
     standing: str
 
 
-def pareto(rows: pl.DataFrame, name: str) -> Drawing | None:
+def pareto(rows: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS) -> Drawing | None:
     """Median time against overhead and trials, with the tuners that no other beats in both; None without two of them."""
     shown = rows.filter((pl.col("role") != "same") & pl.col("completion_seconds").is_not_nan() & (pl.col("tuner") != ORACLE))
     points = [
@@ -131,7 +141,7 @@ def pareto(rows: pl.DataFrame, name: str) -> Drawing | None:
         axes.set_xlim(-0.12, 6 * max(p.overhead for p in points))
         _label(axes, points, front[:-1], low, high)
         _plain_seconds(axes, low, high)
-        axes.set_xlabel("overhead and trials, simulated seconds (mean; logarithmic above 1)")
+        axes.set_xlabel(f"overhead and trials, {unit} (mean; logarithmic above 1)")
         axes.set_ylabel("time, s (median)")
         caption = (
             "Median time to the target against what tuning cost: seconds of overhead and trials. Down and left is better. "

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from reports.figures.drawing import BLUE, COLORS, GREEN, INK, MUTED, ORANGE, Drawing, canvas, drawn, logarithmic
 from reports.figures.settings_over_time import typical_seed
 from reports.verdicts.summary import ORACLE, REFERENCE
+from traces.store import SIMULATED_SECONDS
 
 __all__ = ["learning_curves", "median_curve", "progress"]
 
@@ -41,6 +42,7 @@ def progress(
     metric: str,
     name: str,
     target: float | None = None,
+    unit: str = SIMULATED_SECONDS,
 ) -> Drawing | None:
     """All tuners of one scenario in one plot of `metric` over time, zoomed to where the target is reached.
 
@@ -63,11 +65,11 @@ def progress(
         if target is not None:
             axes.axhline(target, color=INK, linewidth=0.9, linestyle=":")
         _zoom(axes, bands, lines, metric, target)
-        axes.set_xlabel("simulated seconds")
+        axes.set_xlabel(unit)
         axes.set_ylabel(f"validation {metric}")
         axes.legend(loc="lower right" if metric == "accuracy" else "upper right", frameon=False, fontsize=8.5)
         caption = (
-            f"Validation {metric} over simulated time: medians over seeds, for as long as half of the runs go on (a run "
+            f"Validation {metric} over time: medians over seeds, for as long as half of the runs go on (a run "
             "that has ended keeps its last value). Colours: the leader, with the next three that are not told apart from "
             f"it, {REFERENCE} (orange, dashed) and the oracle (green, dash-dotted); thin grey lines: all others. Bands hold "
             "the middle half of the runs. Ticks on a line: changes of the setting in the run of median time."
@@ -149,7 +151,12 @@ def _zoom(
 
 
 def learning_curves(
-    evaluations: pl.DataFrame, tuners: Sequence[str], metric: str, name: str, target: float | None = None
+    evaluations: pl.DataFrame,
+    tuners: Sequence[str],
+    metric: str,
+    name: str,
+    target: float | None = None,
+    unit: str = SIMULATED_SECONDS,
 ) -> Drawing | None:
     """`metric` ("accuracy" or "loss") over time, one panel per tuner; None where no tuner has a finite value.
 
@@ -177,10 +184,10 @@ def learning_curves(
         if metric == "loss" and values.min() > 0 and values.max() / values.min() > 20:
             logarithmic(grid[0, 0])
         _zoom_panels(grid[0, 0], medians, metric, target)
-        figure.supxlabel("simulated seconds", fontsize=9)
+        figure.supxlabel(unit, fontsize=9)
         figure.supylabel(f"validation {metric}", fontsize=9, x=0.02)
         caption = (
-            f"Validation {metric} over simulated time, one panel per tuner, all with the same axes. Thin blue lines are "
+            f"Validation {metric} over time, one panel per tuner, all with the same axes. Thin blue lines are "
             "single runs. The thick line is their median for as long as at least half of them go on (a run that has ended "
             f"keeps its last value). Later and lower parts are cut off; the CSV has them. Orange, dashed: {REFERENCE}."
             + ("" if target is None else " Dotted: the target.")

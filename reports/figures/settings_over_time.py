@@ -11,19 +11,22 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from reports.figures.drawing import BLUE, MUTED, WIDTH, Drawing, canvas, drawn, label_inches, logarithmic
 from reports.figures.knobs import Lane, knob_values, lanes
 from traces.schema import setting_from
+from traces.store import SIMULATED_SECONDS
 
 __all__ = ["SETTINGS_NOTE", "settings_over_time", "typical_seed", "unmoved"]
 
 _FEW = 6  # values of a knob that can all be ticks
 
 SETTINGS_NOTE = (
-    "Every knob that changed, over simulated time: one line per seed; the thick line is the run with the median completion "
+    "Every knob that changed, over time: one line per seed; the thick line is the run with the median completion "
     "time. A line ends when its run reached the target or the budget; where a run ended otherwise, at its last change."
 )
 """How to read the drawings of `settings_over_time`."""
 
 
-def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing | None:
+def settings_over_time(
+    settings: pl.DataFrame, scores: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS
+) -> Drawing | None:
     """The settings of one tuner on one scenario, one panel per knob that changed; None where none changed."""
     ended = scores.filter(pl.col("status").is_in(["target", "budget"]))  # the end of other runs is not in the table
     until = dict(ended.select("seed", "completion_seconds").iter_rows())
@@ -38,7 +41,7 @@ def settings_over_time(settings: pl.DataFrame, scores: pl.DataFrame, name: str) 
         for axes, lane in zip(grid, found, strict=True):
             _draw_lane(axes, lane, typical)
         grid[-1].set_xlim(left=0)
-        grid[-1].set_xlabel("simulated seconds")
+        grid[-1].set_xlabel(unit)
         caption = (
             f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
         )

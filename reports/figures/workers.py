@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from harness.comparison.results import run_folder
 from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn
 from traces.exchanges import Exchange, read_log
+from traces.store import SIMULATED_SECONDS
 from tuners.actions import Pushes, Window
 
 __all__ = [
@@ -41,13 +42,15 @@ WORKERS_NOTE = (
 """How to read the drawings of `workers_over_time`."""
 
 
-def workers_of_run(folder: Path, scenario: str, tuner: str, seed: int, name: str) -> Drawing | None:
+def workers_of_run(
+    folder: Path, scenario: str, tuner: str, seed: int, name: str, unit: str = SIMULATED_SECONDS
+) -> Drawing | None:
     """The drawing of one run in a results folder; None where its log is missing or holds no push."""
     path = run_folder(folder, scenario, tuner, seed) / "exchanges.jsonl.gz"
     if not path.is_file():
         return None
     exchanges = list(read_log(path))
-    return workers_over_time(pushes_of(exchanges), name, same_workers_until(exchanges))
+    return workers_over_time(pushes_of(exchanges), name, same_workers_until(exchanges), unit)
 
 
 def same_workers_until(exchanges: Iterable[Exchange]) -> float | None:
@@ -96,7 +99,9 @@ def held_at(pushes: Pushes, moment_seconds: float, end_seconds: float | None) ->
     return found
 
 
-def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | None = None) -> Drawing | None:
+def workers_over_time(
+    pushes: Pushes | None, name: str, end_seconds: float | None = None, unit: str = SIMULATED_SECONDS
+) -> Drawing | None:
     """Every worker's completed cycles; of a long run, only the beginning. None without pushes.
 
     With `end_seconds`, the end of a run with the same workers throughout, waiting until then counts, too.
@@ -126,7 +131,7 @@ def workers_over_time(pushes: Pushes | None, name: str, end_seconds: float | Non
         axes.set_ylim(len(nodes) - 0.4, -0.6)
         axes.set_xlim(0, last)
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("simulated seconds")
+        axes.set_xlabel(unit)
         axes.set_ylabel("node")
         return drawn(figure, name, _caption(pushes, shown, nodes, end_seconds), _data(shown))
 

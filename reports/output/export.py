@@ -159,7 +159,7 @@ def _drawings(folder: Path, results: Results, table: pl.DataFrame, *, workers: b
             for tuner in rows.filter(pl.col("role") != "same")["tuner"]:
                 seed = typical_seed(results.scores.filter((pl.col("scenario") == name) & (pl.col("tuner") == tuner)))
                 title = f"workers-{quote(tuner, safe='')}".replace("%", "_")
-                if (drawn := workers_of_run(folder, str(name), tuner, seed, title)) is not None:
+                if (drawn := workers_of_run(folder, str(name), tuner, seed, title, results.unit)) is not None:
                     yield place, drawn
 
 

@@ -70,7 +70,8 @@ def published_hosts(results: Results, site: Path) -> pl.DataFrame:
 def hosts_by_tuner(path: Path) -> pl.DataFrame:
     """What the runs of each tuner cost the host: number of runs, and sums of seconds, by machine. The oracle's are one.
 
-    `path` is the table of a results folder or of a site with all pages, a row per run; or that of an overview, summed already.
+    `path` is the table of a results folder, or of a site with all pages, which has a row per run; or that of an overview,
+    which has these sums.
     """
     if "runs" in pl.scan_csv(path).collect_schema():
         return pl.read_csv(path)

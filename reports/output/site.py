@@ -41,6 +41,7 @@ def publish(
         raise ValueError("Cannot replace tuners of no site: name one with --onto.")
     if out.exists():
         raise ValueError(f"Cannot publish to {out}: it is there already. Name another folder with --out.")
+    store.check_comparison(folder, "publish")
     results, scenarios, elsewhere = load_results(folder), texts(folder), set[str]()
     hosts = hosts_by_tuner(folder / "host.csv")
     if onto is not None:

@@ -30,7 +30,7 @@ def facts(text: str) -> list[tuple[str, str]]:
             found.append(("known of this data", known))
     if "seconds" in budget:
         usd = f", {budget['usd']} USD" if "usd" in budget else ""
-        found.append(("budget", f"{budget['seconds']} simulated seconds{usd}"))
+        found.append(("budget", f"{budget['seconds']} seconds{usd}"))
     found.append(("start", _listed(_table(scenario, "start"))))
     found.append(("free knobs", _listed(_table(scenario, "free"), mark=" ")))
     found.append(("conditions", _listed(_table(scenario, "conditions"))))

@@ -26,7 +26,7 @@ from reports.pages.scenario_section import PackRun, scenario_section
 from reports.templates.rendering import fill
 from reports.verdicts.arenas import Arenas
 from reports.verdicts.summary import ORACLE, REFERENCE, summary
-from traces.store import Results, load_results, write_bytes
+from traces.store import Results, is_job, load_results, read_manifest, write_bytes
 
 __all__ = ["page_name", "pages", "texts", "write"]
 
@@ -39,7 +39,8 @@ def write(folder: Path, simulated: Path | None = None, *, table: pl.DataFrame | 
     """
     results = load_results(folder)
     beside = live.simulated_of(folder, simulated)
-    made = pages(results, texts(folder), partial(packed_run, folder), simulated=beside, table=table)
+    runs = partial(packed_run, folder)
+    made = pages(results, texts(folder), runs, with_files=not is_job(folder), simulated=beside, table=table)
     for name, text in made.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -49,6 +50,8 @@ def write(folder: Path, simulated: Path | None = None, *, table: pl.DataFrame | 
 
 def texts(folder: Path) -> dict[str, str]:
     """The scenarios of a results folder as they were run, by name."""
+    if is_job(folder):
+        return dict.fromkeys(read_manifest(folder)["scenarios"], (folder / "scenario.toml").read_text(encoding="utf-8"))
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "scenarios").glob("*.toml"))}
 
 
@@ -78,7 +81,7 @@ def pages(
     """
     table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
-    common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE}
+    common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE, "live": results.live}
     made = {}
     alone = only_overview and len(names) > 1
     if len(names) != 1:

@@ -66,17 +66,17 @@ def scenario_figures(rows: pl.DataFrame, results: Results, text: str, prefix: st
     for tuner in tuners:
         mine = pl.col("tuner") == tuner
         name = f"{prefix}settings-{quote(tuner, safe='')}".replace("%", "_")
-        if (drawing := settings_over_time(settings.filter(mine), scores.filter(mine), name)) is not None:
+        if (drawing := settings_over_time(settings.filter(mine), scores.filter(mine), name, results.unit)) is not None:
             drawn[tuner] = drawing
     return ScenarioFigures(
         split=time_split(rows, scores, f"{prefix}time-split"),
-        front=pareto(rows, f"{prefix}time-against-overhead"),
+        front=pareto(rows, f"{prefix}time-against-overhead", results.unit),
         metric=metric,
-        progress=progress(evaluations, settings, scores, rows, metric, f"{prefix}progress-{metric}", target),
-        curves=learning_curves(evaluations, tuners, metric, f"{prefix}each-{metric}", target),
+        progress=progress(evaluations, settings, scores, rows, metric, f"{prefix}progress-{metric}", target, results.unit),
+        curves=learning_curves(evaluations, tuners, metric, f"{prefix}each-{metric}", target, results.unit),
         other_metric=other,
-        other_progress=progress(evaluations, settings, scores, rows, other, f"{prefix}progress-{other}"),
-        times=completion_times(distinct, scores, f"{prefix}completion-times"),
+        other_progress=progress(evaluations, settings, scores, rows, other, f"{prefix}progress-{other}", None, results.unit),
+        times=completion_times(distinct, scores, f"{prefix}completion-times", results.unit),
         settings=drawn,
     )
 
@@ -141,6 +141,8 @@ class ScenarioSection:
     oracle_settings: int  # that the oracle has run; 0 where it is not known
     beside: list[_TunerLine]  # live runs beside simulated ones; [] where it is no live contest
     agreement: str
+    spends: bool  # whether any run had overhead or trials
+    live: bool  # whether the jobs ran on real processes
     draws: list[_TunerLine]  # tuners under draws of the calibrated constants; [] without draws
     undecided: str  # the words for a rank that the calibration does not decide
 
@@ -201,6 +203,8 @@ def scenario_section(
         oracle_settings=_oracle_settings(results, name),
         beside=[_beside_line(row) for row in both],
         agreement=live.agreement(both),
+        spends=bool((scores["overhead_seconds"] + scores["trial_seconds"]).fill_nan(0.0).sum() > 0),
+        live=results.live,
         draws=[_draw_line(row) for row in under.rows] if under else [],
         undecided=calibration_ranks.NOT_DECIDED,
         runs=_runs_by_tuner(name, results, up, machines),

@@ -60,9 +60,11 @@ def answer(rows: pl.DataFrame) -> Answer:
     """Which tuner to use, how sure that is and what it costs, from one scenario's rows of `summary.summary`."""
     contestants = rows.filter(pl.col("standing") != "")
     led = [r for r in contestants.iter_rows(named=True) if r["standing"] == "leader"]
-    if rows.is_empty() or (led and contestants.height < 2):
-        only = f" ({rows['tuner'][0]})" if rows.height else ""
-        return Answer(f"Nothing is compared: there is only one kind of run{only}.", "", "")
+    if rows.is_empty():
+        return Answer("Nothing is compared: there is no run.", "", "")
+    if led and contestants.height < 2:
+        only = f": {_measured(led[0])}. Nothing is compared: there is only one kind of run."
+        return Answer("", str(led[0]["tuner"]), only)
     if not led:
         if rows["failed"].sum() == rows["runs"].sum():
             return Answer("Every run failed, so nothing can be said.", "", "")

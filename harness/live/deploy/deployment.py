@@ -9,8 +9,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 
+from harness.comparison.results import hold_one_job
 from harness.comparison.run_process import save
 from harness.drive import Played, play, replay
 from harness.live.deploy import job_folder
@@ -82,9 +83,9 @@ def deploy(wanted: Deployment, console: Console) -> Played:
     result have no pushes; the whole ones are in the folder.
 
     Raises ValueError, before anything is started, for a job that cannot be deployed; RuntimeError for one that does not
-    start; Interrupted if the user stops it.
+    start, or whose results do not fit on the disk; Interrupted if the user stops it.
     """
-    with ExitStack() as ray:
+    with _full_disk_told(wanted.out), ExitStack() as ray:
         return _played(wanted, console, lambda spec: ray.enter_context(cluster_for(wanted, spec)), ray)
 
 
@@ -102,7 +103,7 @@ def _played(
     wanted: Deployment, console: Console, joined: Callable[[Spec], tuple[launch.ClusterNode, ...]], ray: ExitStack | None
 ) -> Played:
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
-    spec = check(wanted)
+    began_seconds, spec = time.monotonic(), check(wanted)
     of = wanted.scenario, wanted.entry.name, wanted.seed
     with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate) as folder:
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
@@ -145,7 +146,10 @@ def _played(
             raise played
         say("Writing the results.")
         log.close()
-        save(wanted.out, score(played, **wanted.run), None, played.outcome.trace)
+        scored = score(played, **wanted.run)
+        save(wanted.out, scored, None, played.outcome.trace)
+        if ray is not None:  # the folder is no run of a contest's
+            hold_one_job(wanted.out, scored, played.outcome.thinking_seconds, time.monotonic() - began_seconds)
     return played
 
 
@@ -309,7 +313,7 @@ def _drive(
         live.checkpoint()
     except (RuntimeError, OSError) as error:
         saved = False
-        say(f"It could not be saved. {getattr(error, 'strerror', None) or error}")
+        say(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start
@@ -319,6 +323,23 @@ def _drive(
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
     return replace(played, exchanges=history.exchanges)
+
+
+@contextmanager
+def _full_disk_told(out: Path) -> Iterator[None]:
+    """Say what the folder `out` of a job has, where its results do not fit on the disk."""
+    try:
+        yield
+    except OSError as error:
+        if not _disk_is_full(error):
+            raise
+        raise RuntimeError(
+            f"Cannot write the results of the job: the disk is full. Free some space. {_how_to_go_on(out, saved=False)}"
+        ) from error
+
+
+def _disk_is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _how_to_go_on(out: Path, *, saved: bool) -> str:

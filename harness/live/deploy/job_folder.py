@@ -7,6 +7,7 @@ checkpoint.safetensors   the state from which --resume continues
 model.safetensors        the trained model: parameters by name
 trace/                   the recording (`harness trace show`)
 score.json, evaluations.parquet, settings.parquet   with the exchanges, as `harness compare` writes them
+manifest.json, scores.parquet, host.csv, report.html   the results of this one run, which `harness report` reads
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange, LogStream, decode, encode, lines_of
 from traces.store import write_bytes
 
-__all__ = ["CHECKPOINT", "LOG", "ExchangeLog", "JobFolder", "KeptExchanges", "claimed", "exchanges_of", "write_model"]
+__all__ = [
+    "CHECKPOINT",
+    "LOG",
+    "ExchangeLog",
+    "JobFolder",
+    "KeptExchanges",
+    "claimed",
+    "exchanges_of",
+    "private",
+    "write_model",
+]
 
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "exchanges.jsonl.gz"
@@ -72,10 +83,16 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
             )
         _check_same(out, manifest, scenario)
         _check_not_over(out)
-    before = os.umask(0o077)  # what is written while the job runs is for its owner only: 0600, folders 0700
+    with private(), _locked(out):
+        yield JobFolder(out, scenario, manifest, fresh=fresh)
+
+
+@contextmanager
+def private() -> Iterator[None]:
+    """What is written meanwhile is for its owner only: files 0600, folders 0700."""
+    before = os.umask(0o077)
     try:
-        with _locked(out):
-            yield JobFolder(out, scenario, manifest, fresh=fresh)
+        yield
     finally:
         os.umask(before)
 

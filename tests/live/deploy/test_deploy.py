@@ -23,7 +23,11 @@ import pytest
 import safetensors.numpy
 from rich.console import Console
 
+import harness
 from harness.cli.main import main
+from harness.comparison import run_process
+from harness.comparison.results import hold_one_job
+from harness.drive import play
 from harness.live.deploy import deployment, job_folder
 from harness.live.deploy.deployment import Deployment, _how_to_go_on, deploy, described
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
@@ -32,7 +36,8 @@ from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
-from harness.scenario import load
+from harness.scenario import load, system
+from harness.score import score
 from tests.live.support.clusters import alone
 from tests.live.support.pretend import PretendProcesses
 from tests.support.made_up import score_row
@@ -290,14 +295,51 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
 
 
-def test_the_folder_of_a_job_is_no_comparison_and_no_trace(here, capsys):
+def test_the_folder_of_a_job_that_has_not_ended_has_no_results_and_is_no_trace(here, capsys):
     begun(here / "out")
     for command, said in (
-        (["report", "out"], "it has one deployed job. `harness trace show out/trace` shows its recording."),
+        (["report", "out"], "its job has not ended. `harness deploy --live` with --resume goes on with it, and `harness"),
         (["trace", "show", "out"], "it has a deployed job. Its trace is out/trace."),
     ):
         assert main(command) == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_folder_of_one_job_has_the_results_and_the_page_of_its_run(here, capsys):
+    """It is read as a comparison's folder is, but is no part of a larger one."""
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 3, here / "out")
+    begun(wanted.out, seed=3)
+    played = play(wanted.entry.factory, system(wanted.scenario, 3))
+    scored = score(played, **wanted.run)
+    run_process.save(wanted.out, scored, played.exchanges)
+    hold_one_job(wanted.out, scored, 0.5, 2.0)
+    assert main(["report", "out"]) == 0
+    assert "1 of 1 runs: The target loss 1.2 was not reached in 100 s." in capsys.readouterr().out
+    text = (wanted.out / "report.html").read_text()
+    assert "real processes" in text
+    assert "simulated" not in text
+    assert 'data-gantt="gantt-0"' in text  # the workers of its run are drawn
+    assert "href" not in text.partition('id="runs"')[2].partition("</section>")[0]  # no link to a folder that is not there
+    loaded = harness.load_results("out")
+    assert loaded.scores["seed"].to_list() == [3]
+    assert loaded.plot.gantt() is not None
+    assert loaded.plot.curves() is not None
+    for command in (["merge", "out", "out", "--out", "all"], ["publish", "out", "--out", "site"]):
+        assert main(command) == 2
+        assert f"Cannot {command[0]} out: it has one deployed job." in capsys.readouterr().err
+    assert main(["trace", "show", "out"]) == 2
+    assert "Its trace is out/trace." in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_at_the_end_promises_no_checkpoint_that_is_not_there(here):
+    def full():
+        raise OSError(errno.ENOSPC, "Cannot write it: the disk is full. Give the same command with --resume.")
+
+    for name, said in (("none", "none has no checkpoint yet"), ("out", "out has the checkpoint of 1.0 s. The same command")):
+        if name == "out":
+            begun(here / "out")
+        with pytest.raises(RuntimeError, match=said), deployment._full_disk_told(Path(name)):
+            full()
 
 
 def test_exchanges_wait_while_the_disk_is_full(here):
@@ -468,6 +510,8 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
     for path in [here / "out", *(here / "out").rglob("*")]:
         modes[path.is_dir()].add(path.stat().st_mode & 0o777)
     assert modes == {True: {0o700}, False: {0o600}}
+    assert "real processes" in (here / "out" / "report.html").read_text()
+    assert harness.load_results(here / "out").scores["reached"].all()
 
 
 @pytest.mark.live

@@ -273,6 +273,19 @@ def test_the_parts_of_a_tuners_time_sum_to_it():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("spent", [(30.0, 10.0), (0.0921, 0.396)])
+def test_what_a_tuner_spent_is_written_within_the_drawing(spent):
+    """A long text stands behind the longest bar: it needs more room than a short one."""
+    trial, overhead = spent
+    rows = [score_row("s", "x", 0, 100.0, trial_seconds=trial, overhead_seconds=overhead)]
+    figure = time_split(summary(frames(rows)), frames(rows).scores, "a").figure
+    axes = figure.axes[0]
+    texts = [text for text in axes.texts if "trials, " in text.get_text()]
+    assert texts
+    for text in texts:
+        assert text.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_the_pareto_front_holds_who_is_beaten_by_nobody():
     spent = {"fixed": (200, 0), "quick": (50, 20), "slow": (210, 30), "calm": (100, 5)}
     rows = [score_row("s", t, i, s + i, overhead_seconds=o) for t, (s, o) in spent.items() for i in range(3)]

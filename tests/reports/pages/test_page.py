@@ -344,7 +344,28 @@ def test_ratios_of_costs_are_called_that():
 
 
 def test_one_tuner_is_no_comparison():
-    assert "Nothing is compared" in str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
+    said = str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
+    assert said == "fixed: 1.50 s, 0 changes, 0 s overhead. Nothing is compared: there is only one kind of run."
+
+
+def test_seconds_are_called_simulated_where_they_are():
+    results = contest(tuners=("fixed", "cruise"), seeds=2)
+    live = replace(results, manifest={**results.manifest, "system": "live"})
+    said, real = (
+        page.pages(each, {"digits": SCENARIO_TEXT})["report.html"].partition("The scenario")[0] for each in (results, live)
+    )
+    assert "Seconds are simulated." in said
+    assert "simulated seconds" in said  # of the drawings
+    assert "real" not in said
+    assert "The jobs ran on real processes" in real
+    assert "simulated" not in real
+
+
+def test_a_tuner_alone_has_the_overhead_that_it_caused():
+    rows = [score_row("digits", "x", i, 100.0, overhead_seconds=spent) for i, spent in enumerate((0.0, 3.0))]
+    sentence = "No tuner caused overhead or trials."
+    assert sentence not in page.pages(frames(rows), {})["report.html"]
+    assert sentence in page.pages(from_times({"x": [100.0, 90.0]}), {})["report.html"]
 
 
 def test_the_reference_is_missed_when_it_is_missing():
