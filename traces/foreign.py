@@ -10,6 +10,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -133,8 +134,8 @@ def read_texts(path: Path, *, names: list[str] | None = None, ends: bool = True,
     return frame
 
 
-def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
-    """The columns of `table` from a frame of texts, cast and checked."""
+def typed(frame: pl.DataFrame, table: TableRules, path: Path, ways_out: Mapping[str, str] | None = None) -> pl.DataFrame:
+    """The columns of `table` from a frame of texts, cast and checked. `ways_out` says what to write, by column."""
     names = list(table.columns)
     check_columns(frame, TableRules({n: c._replace(kind=pl.String()) for n, c in table.columns.items()}), path)
     texts = frame.select(pl.col(names).str.strip_chars().replace("", None))
@@ -144,7 +145,9 @@ def typed(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
     for name, nulls in zip(others, lost, strict=True):
         if nulls != texts[name].null_count():
             row = int((cast[name].is_null() & texts[name].is_not_null()).arg_true()[0])
-            raise fault(path, f"{texts[name][row][:80]!r} is no {_word(table.columns[name].kind)}.", row=row, column=name)
+            way_out = f": {ways_out[name]}" if ways_out and name in ways_out else ""
+            said = f"{texts[name][row][:80]!r} is no {_word(table.columns[name].kind)}{way_out}."
+            raise fault(path, said, row=row, column=name)
     check(cast, table, path)
     return cast
 

@@ -25,17 +25,26 @@ from traces.schema import TRACE, setting_from
 from tuners.near_names import near_names
 from tuners.settings import POLICIES
 
-__all__ = ["from_tables", "table_files"]
+__all__ = ["from_tables", "has_tables"]
 
 _ENDINGS = (".csv", ".jsonl")
 _POLICIES = {name: name for name in POLICIES} | {
     word: name for name, start in (("bsp", "sync"), ("asp", "async")) for word in (start, f"{start}hronous")
 }
+_WAYS_OUT = {  # what to write instead, by column
+    "seconds": "give the seconds since the run began",
+    "worker": "number the workers of a run, from 0",
+    "clock": "number the iterations of each worker, from 0",
+}
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
 
 
-def table_files(path: Path) -> list[Path]:
-    """The tables in a folder, or `path` itself where it is one."""
+def has_tables(path: Path) -> bool:
+    """Whether `path` is a table, or a folder with some, also in a form that is not read."""
+    return bool(_table_files(path)) or (path.is_dir() and any(p.is_file() and p.stem in TRACE for p in path.iterdir()))
+
+
+def _table_files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix.lower() in _ENDINGS)
     return [path] if path.suffix.lower() in _ENDINGS else []
@@ -47,7 +56,7 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
     `made_by` is the program and version that the trace names. Raises ValueError if `out` exists, TraceError, naming file,
     row and column, for what is no such table.
     """
-    files = table_files(path)
+    files = _table_files(path)
     for other in set(path.iterdir() if path.is_dir() else ()) - set(files):
         if other.stem in TRACE:
             raise fault(other, f"it would be left out: write the table as CSV or as JSON lines, {other.stem}.csv or .jsonl.")
@@ -59,7 +68,10 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
         if file.stem in tables:
             raise fault(file, f"there is another file with the table {file.stem}; leave one of them out.")
         tables[file.stem] = _read(file, file.stem, run)
+    if not any(frame.height for frame in tables.values()):
+        raise fault(path, "its tables have no rows.")
     _check_runs(tables, path)
+    _check_workers(tables, path)
     origin = Origin("own tables", made_by, path.name, inputs=tuple((f.name, digest_of(f.read_bytes())) for f in files))
     with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=1 << 20) as writer:
         for name in TRACE:
@@ -70,6 +82,8 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
 def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     """A table, complete, in order and checked."""
     rules = TRACE[name]
+    if file.suffix.lower() == ".csv":
+        _check_divided(file)
     texts = json_lines(file) if file.suffix.lower() == ".jsonl" else read_texts(file, ends=False)
     texts = texts.rename({c: c.strip() for c in texts.columns})
     for column in texts.columns:
@@ -79,7 +93,8 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     absent |= {c: value for c, value in (("run", run), ("branch", "0")) if c in absent}
     for column in absent:
         if rules.columns[column].required and absent[column] is None:
-            raise fault(file, f"the column is missing, and every row of {name} needs it.", column=column)
+            way_out = f": {_WAYS_OUT[column]}" if column in _WAYS_OUT else ""
+            raise fault(file, f"the column is missing, and every row of {name} needs it{way_out}.", column=column)
     plain = pl.all().str.strip_chars()
     recorded = texts.with_columns(
         pl.when(plain.str.to_lowercase().is_in(_NOT_RECORDED)).then(None).otherwise(plain).name.keep()
@@ -87,7 +102,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     whole = recorded.with_columns(pl.lit(value, pl.String).alias(c) for c, value in absent.items()).select(
         list(rules.columns)
     )
-    frame = typed(whole, rules._replace(key=(), time=""), file)
+    frame = typed(whole, rules._replace(key=(), time=""), file, _WAYS_OUT)
     for column, parse in _PARSERS.items():
         if column in frame.columns:
             _check_parsed(frame[column], parse, file)
@@ -107,11 +122,18 @@ def _plain_words(columns: Sequence[str], rules: TableRules) -> list[pl.Expr]:
     return [pl.col(c).str.replace(r"\.0+$", "") for c in numbers] + [named] * ("policy" in columns)
 
 
+def _check_divided(file: Path) -> None:
+    """Raise TraceError where the names in the first line are divided by something else than commas."""
+    with file.open("rb") as opened:
+        head = opened.readline(1 << 16)
+    for mark, word in ((b";", "semicolons"), (b"\t", "tabs")):
+        if mark in head and b"," not in head:
+            said = f"its fields are divided by {word}: divide them by commas, and write numbers with a point, as in 0.25."
+            raise fault(file, said, row=None)
+
+
 def _advice(column: str, rules: TableRules) -> str:
     """What to write in place of an unknown column."""
-    for mark, word in ((";", "a semicolon"), ("\t", "a tab")):
-        if mark in column:
-            return f"fields are divided by a comma, not by {word}."
     units = (
         " Times are in seconds." if any(word in column.lower() for word in ("ms", "milli", "time", "_us", "micro")) else ""
     )
@@ -135,6 +157,23 @@ def _check_parsed(column: pl.Series, parse: Callable[[str], Any], file: Path) ->
         except (ValueError, TypeError, msgspec.MsgspecError):
             form = _FORMS.get(column.name, 'a JSON object, as in {"zone": "a"}')
             raise fault(file, f"{text[:80]!r} is not {form}.", row=row, column=column.name) from None
+
+
+def _check_workers(tables: dict[str, pl.DataFrame], path: Path) -> None:
+    """Refuse a run with iterations of more workers than its settings ever have. Numbers are names: they may have gaps."""
+    if "settings" not in tables or "iterations" not in tables:
+        return
+    most = tables["settings"].group_by("run").agg(most=pl.col("workers").max(), named=pl.col("setting").is_not_null().any())
+    found = tables["iterations"].group_by("run", maintain_order=True).agg(pl.col("worker").unique().sort())
+    both = found.join(most.filter(~pl.col("named")), on="run", maintain_order="left")  # a named node may be a worker later
+    for run, workers, limit in (
+        both.select("run", "worker", "most").filter(pl.col("worker").list.len() > pl.col("most")).rows()
+    ):
+        raise fault(
+            path,
+            f"run {run!r} has iterations of {len(workers)} workers (the last one is {workers[-1]}), and at most {limit} "
+            f"workers in settings: {_WAYS_OUT['worker']}; one that replaces another takes its number.",
+        )
 
 
 def _check_runs(tables: dict[str, pl.DataFrame], path: Path) -> None:

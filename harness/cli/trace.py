@@ -207,7 +207,7 @@ def _convert(options: argparse.Namespace) -> int:
     from harness.record import MADE_BY
     from traces import convert, own_tables
 
-    if not options.csv and not (options.source / "trace.json").exists() and own_tables.table_files(options.source):
+    if not options.csv and not (options.source / "trace.json").exists() and own_tables.has_tables(options.source):
         own_tables.from_tables(options.source, options.out, made_by=MADE_BY)
     elif options.source.is_dir():
         (convert.to_csv if options.csv else convert.to_few_parts)(options.source, options.out)
@@ -217,6 +217,10 @@ def _convert(options: argparse.Namespace) -> int:
         raise ValueError(f"Cannot convert {options.source}: there is no such file or folder.")
     else:
         convert.from_log(options.source, options.out, made_by=MADE_BY)
+    if not options.csv:
+        from traces.summary import summarise
+
+        _say(_described(summarise(options.out)))
     _say(f"Written to {options.out}.")
     return 0
 
@@ -228,7 +232,10 @@ def _described(summary: TraceSummary) -> str:
     lines += [f"input     {name}  {digest}" for name, digest in origin.inputs]
     if not summary.whole:
         lines.append("unfinished: the recording ends with the last batch")
-    lines += [f"{table:17}{rows:>12,} rows of {summary.runs[table]:,} runs" for table, rows in summary.rows.items()]
+    lines += [
+        f"{table:17}{_counted(rows, 'row', 12)} of {_counted(summary.runs[table], 'run')}"
+        for table, rows in summary.rows.items()
+    ]
     for run in summary.iterations.head(20).to_dicts():
         means = [
             f"{k.removeprefix('mean_').removesuffix('_seconds')} {v:.4g} s"
@@ -237,7 +244,7 @@ def _described(summary: TraceSummary) -> str:
         ]
         rate = "" if run["per_second"] is None else f", {run['per_second']:.4g} per second"
         idle = "" if run["idle_share"] is None else f"; held back {run['idle_share']:.1%} of the workers' time"
-        count = f"{run['iterations']:,} iterations of {run['workers']} workers"
+        count = f"{_counted(run['iterations'], 'iteration')} of {_counted(run['workers'], 'worker')}"
         mean = f"; mean {', '.join(means)}" if means else ""
         lines.append(f"{run['run']}: {count}{rate}{mean}{idle}")
     if summary.iterations.height > 20:
@@ -246,7 +253,11 @@ def _described(summary: TraceSummary) -> str:
 
 
 def _say_rows(rows: dict[str, int]) -> None:
-    _say("\n".join(f"{table:17}{count:>12,} rows" for table, count in rows.items()))
+    _say("\n".join(f"{table:17}{_counted(count, 'row', 12)}" for table, count in rows.items()))
+
+
+def _counted(count: int, what: str, width: int = 0) -> str:
+    return f"{count:>{width},} {what}{'' if count == 1 else 's'}"
 
 
 def _say(text: str) -> None:

@@ -78,9 +78,15 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"iterations_csv": "seconds,worker,clock,compute_ms\n"},
             "'compute_ms': iterations has no such column; did you mean",
         ),
-        ({"iterations_csv": "seconds;worker;clock\n"}, "divided by a comma, not by a semicolon."),
+        (
+            {"iterations_csv": "seconds;worker;clock\n"},
+            "mine/iterations.csv: its fields are divided by semicolons: divide them by commas, and write numbers with a",
+        ),
         ({"iterations_csv": "seconds,worker\n1,0\n"}, "column 'clock': the column is missing"),
-        ({"iterations_csv": "seconds,worker,clock\n1,w0,0\n"}, "row 1, column 'worker': 'w0' is no whole number."),
+        (
+            {"iterations_csv": "seconds,worker,clock\n1,w0,0\n"},
+            "row 1, column 'worker': 'w0' is no whole number: number the workers of a run, from 0.",
+        ),
         ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "row 2, column 'seconds': time runs backwards"),
         ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "follows later ones; sort the rows by seconds."),
         (
@@ -92,6 +98,21 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "or seconds since 1970? They count from the beginning",
         ),
         ({"iterations_csv": ""}, "it is empty."),
+        (
+            {"iterations_csv": "seconds,worker,clock\n", "settings_csv": "seconds,workers\n"},
+            "mine: its tables have no rows.",
+        ),
+        ({"iterations_csv": "seconds\tworker\tclock\n"}, "its fields are divided by tabs"),
+        ({"settings_csv": 'seconds;workers\n"0,5";1\n'}, "its fields are divided by semicolons"),  # as spreadsheets write
+        (
+            {"iterations_csv": "seconds,worker,clock\n2026-11-26T10:00:00Z,0,0\n"},
+            "is no number: give the seconds since the run began.",
+        ),
+        ({"iterations_csv": "seconds,worker\n1,0\n"}, "every row of iterations needs it: number the iterations of each"),
+        (
+            {"iterations_csv": ITERATIONS, "settings_csv": SETTINGS.replace("0,2,1", "0,1,1")},
+            "run 'mine' has iterations of 2 workers (the last one is 1), and at most 1 workers in settings: number the",
+        ),
         ({"iterations_jsonl": '{"seconds": 1}\n{"sec\n'}, "row 2: it is no JSON"),
         ({"iterations_jsonl": "[1]\n"}, "row 1: it is no JSON object"),
         ({"runs_csv": "run,extras\na,zone-a\n"}, "row 1, column 'extras': 'zone-a' is not a JSON object"),
@@ -113,6 +134,15 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_numbers_of_workers_may_have_gaps(tmp_path: Path) -> None:
+    """As ranks of a larger job have them. Nodes that have names may be more than ever work at a time."""
+    ranks = ITERATIONS.replace(",1,", ",60,")
+    assert check_trace(converted(tmp_path, iterations_csv=ranks, settings_csv=SETTINGS))["iterations"] == 20
+    for shipped in ("bytedance-straggler", "homogeneous"):
+        to_csv(locate(f"shipped:{shipped}"), tmp_path / shipped)
+        from_tables(tmp_path / shipped, tmp_path / f"{shipped}-again", made_by="a test")
+
+
 def test_whole_numbers_with_a_fraction_of_zeros_and_policies_of_tensorflow(tmp_path: Path) -> None:
     """As a program writes numbers whose column has a gap; a policy that nobody here knows stays as it is."""
     words = ["sync", "Async", "SYNCHRONOUS", "ASP", "ring", ""]
@@ -127,6 +157,13 @@ def test_whole_numbers_with_a_fraction_of_zeros_and_policies_of_tensorflow(tmp_p
 def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "iterations.csv").write_text(ITERATIONS)
     assert main(["trace", "convert", str(tmp_path / "iterations.csv"), "--out", str(tmp_path / "one")]) == 0
+    said = capsys.readouterr().out
+    assert "20 rows of 1 run\n" in said  # what was read
+    assert "20 iterations of 2 workers, " in said
+    (tmp_path / "arrays").mkdir()
+    (tmp_path / "arrays" / "iterations.json").write_text("[]")
+    assert main(["trace", "convert", str(tmp_path / "arrays"), "--out", str(tmp_path / "none")]) == 2
+    assert "write the table as CSV or as JSON lines, iterations.csv or .jsonl." in capsys.readouterr().err
     assert main(["trace", "check", str(tmp_path / "one")]) == 0
     assert "20 rows" in capsys.readouterr().out
     assert main(["calibrate", str(tmp_path / "one"), "--out", str(tmp_path / "c.toml")]) == 2
