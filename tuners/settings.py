@@ -11,7 +11,8 @@ import operator
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Self
 
 import numpy as np
 
@@ -137,6 +138,18 @@ class Setting:
     hot_blocks: int = 0  # number of hot blocks, those that the training data looks up most often (`Job.hottest`)
     quorum: int = 0  # of the policy "quorum": pushes after which a round ends, some grace later; 0: those of all workers
     grace_seconds: float = 0.0  # of the same policy; what comes later is dropped
+
+    def __new__(cls, **given: Any) -> Self:
+        """Raise TypeError, with what to write, for a name that is no field, as in ``replace(job.start, worker_count=3)``."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                if name == "worker_count" or "/" in name:
+                    hint = f"it is a knob, and `job.space.setting({{{name!r}: ...}})` makes a setting of knobs"
+                else:
+                    near = get_close_matches(name, cls.__dataclass_fields__, n=1)
+                    hint = f"did you mean {near[0]}" if near else f"it has {', '.join(cls.__dataclass_fields__)}"
+                raise TypeError(f"Cannot make a setting with {name!r}: {hint}.")
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         """Raise TypeError, with what to write, for a value of another type; `Space.check` judges what has the right type."""

@@ -26,13 +26,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from tuners.actions import Action, Install, Job, Rejected, Run, System, Tuner, TunerFactory
 from tuners.applicability import nothing_to_tune
+from tuners.entries import entry_of
+from tuners.settings import Setting
 from tuners.toys import toys
 
 __all__ = [
@@ -61,6 +63,14 @@ class Exchanged:
     def __str__(self) -> str:
         """The action as text that is the same in every run."""
         return f"Install({self.action.policy.name})" if isinstance(self.action, Install) else repr(self.action)
+
+    def in_short(self, start: Setting) -> str:
+        """The action for people: what differs from its defaults and, of a setting, from the `start`."""
+        if isinstance(self.action, Install):
+            return str(self)
+        action: Any = self.action
+        given = {f.name: getattr(action, f.name) for f in fields(action) if getattr(action, f.name) != f.default}
+        return f"{type(action).__name__}({', '.join(_shown(name, value, start) for name, value in given.items())})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,10 @@ def check_tuner(
     `most` exchanges on each, and thinks about one for `thinking_limit_seconds` of the host at most (checked only in the main
     thread). Of several faults, each kind is named once.
     """
+    try:
+        entry_of(factory)
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
     faults: list[AssertionError] = []
     source = _checked(faults, check_source, factory)
     asked: Counter[str] = Counter()
@@ -237,19 +251,20 @@ class _Check:
         said = nothing_to_tune(self.factory, self.system().job)
         done = next((e for e in log if not isinstance(e.action, Run) and not isinstance(e.answer, Rejected)), None)
         if said and done is not None:
-            self._fail(f'says that it has nothing to tune ("{said}"), and does {done}: correct its `nothing_to_tune`.')
+            short = self._short(done)
+            self._fail(f'says that it has nothing to tune ("{said}"), and does {short}: correct its `nothing_to_tune`.')
 
     def is_deterministic(self, log: list[Exchanged]) -> None:
         again = self._log("a second time")
-        self._same(log, [str(e) for e in again], "asks differently in a second run of the same seed")
+        self._same(log, again, "asks differently in a second run of the same seed")
 
     def replays(self, log: list[Exchanged]) -> None:
         """Answer a new tuner from the log: it must ask the same again, as for a run that is resumed."""
-        asked, tuner, answer = list[str](), _started(self.factory, self.system().job), None
+        asked, tuner, answer = list[Exchanged](), _started(self.factory, self.system().job), None
         try:
             for exchange in log:
                 action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
-                asked.append(str(Exchanged(action, None)))
+                asked.append(Exchanged(action, None))
                 answer = exchange.answer
         except StopIteration:
             pass
@@ -266,7 +281,7 @@ class _Check:
             if _may_be_refused(exchange.action):
                 kinds.setdefault(type(exchange.action), []).append(index)
         for index in sorted({i for found in kinds.values() for i in (found[0], found[-1])}):
-            self._log(f"with exchange {index} ({log[index]}) refused", functools.partial(_is_number, index))
+            self._log(f"with exchange {index} ({self._short(log[index])}) refused", functools.partial(_is_number, index))
         self._log("with all but Run(branch=0) refused", lambda _index, action: _may_be_refused(action))
 
     def _log(
@@ -287,12 +302,16 @@ class _Check:
         self.refused += sum(refuses(index, exchange.action) for index, exchange in enumerate(log))
         return log
 
-    def _same(self, log: list[Exchanged], again: list[str], complaint: str) -> None:
-        first = [str(e) for e in log]
-        if first != again:
-            at = next((i for i, (a, b) in enumerate(zip(first, again, strict=False)) if a != b), min(len(first), len(again)))
-            was, now = ((*log, "nothing")[at] for log in (first, again))
+    def _same(self, log: list[Exchanged], again: list[Exchanged], complaint: str) -> None:
+        first, second = ([str(e) for e in each] for each in (log, again))
+        if first != second:
+            pairs = enumerate(zip(first, second, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+            was, now = (self._short(each[at]) if at < len(each) else "nothing" for each in (log, again))
             self._fail(f"{complaint}: exchange {at} was {was}, is {now}.")
+
+    def _short(self, exchange: Exchanged) -> str:
+        return exchange.in_short(self.system().job.start)
 
     def _fail(self, complaint: str) -> NoReturn:
         _fail(f"{_name(self.factory)} {self.where} {complaint}")
@@ -321,6 +340,14 @@ def _exchanges(
         if index - moved_at >= min(_STANDSTILL, most - 1):
             _fail(f"It made {index - moved_at} exchanges in a row in which no time passed: yield a Run, or return.")
     _close(tuner)
+
+
+def _shown(name: str, value: Any, start: Setting) -> str:
+    """A field of an action as text; of a setting, what differs from the `start`."""
+    if not isinstance(value, Setting):
+        return f"{name}={value!r}"
+    changed = [f"{f.name}={v!r}" for f in fields(value) if (v := getattr(value, f.name)) != getattr(start, f.name)]
+    return f"the start with {', '.join(changed)}" if changed else "the start"
 
 
 def _may_be_refused(action: Action[Any]) -> bool:
@@ -354,7 +381,7 @@ def _next(tuner: Tuner, answer: Any, limit_seconds: float) -> Action[Any] | None
         ) from error
     except Rejected as refusal:
         raise AssertionError(f"It does not survive a refusal ({refusal}): catch Rejected and go on.") from refusal
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise AssertionError(f"It raises {type(error).__name__}: {error}") from error
     if not isinstance(action, Action):
         _fail(f"It yields {action!r}, which is no action: yield one of those in tuners.actions.")

@@ -164,12 +164,15 @@ def _fidelity(options: argparse.Namespace) -> int:
     from reports.fidelity import fidelity_page, fidelity_table
     from simulators.calibration.selection import EVERYTHING
     from simulators.calibration.validation import Ablation, ablated, as_chosen, check, lacking
+    from traces.store import check_new
 
     whole = bool(options.traces or options.sources)
     if bool(options.fit) != bool(options.predict):
         raise ValueError("Cannot check: --fit and --predict need each other.")
     if not whole and not options.fit:
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
+    for written in fidelity_page.files(options.out):
+        check_new(written)
     findings = _text(options.findings) if options.findings else ""
     program_cache.use()
     named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]

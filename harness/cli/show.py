@@ -159,7 +159,7 @@ def _tuner_lines(name: str) -> Iterator[str]:
     _ = entry.factory  # refuses options that do not fit
     factory = entry.plain_factory
     plain = name.partition("[")[0]
-    yield _hanging(f"{plain}  ", entry.summary if entry.where != plain else _first_sentence(factory))
+    yield _hanging(f"{plain}  ", entry.summary if entry.embedded else _first_sentence(factory))
     yield ""
     for word, text in (("tunes", entry.tunes), ("needs", entry.needs), ("paper", entry.paper), ("code", entry.where)):
         if text:

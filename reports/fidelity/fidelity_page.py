@@ -53,11 +53,16 @@ from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import COMPLETION, Check, Prediction
 from traces.store import write_bytes
 
-__all__ = ["page", "write"]
+__all__ = ["files", "page", "write"]
 
 
 def _notes(made: Check) -> list[str]:
     return [*fitted_to(made), *fit_errors(made), *choices(made), *undivided(made), *simulation_error(made)]
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """What `write` writes: the table and the page."""
+    return folder / "predictions.csv", folder / "fidelity.html"
 
 
 def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
@@ -65,14 +70,14 @@ def write(folder: Path, checks: Sequence[Check], findings: str = "") -> Path:
 
     `findings` explain the differences, in paragraphs with empty lines between them.
     """
+    table, path = files(folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"source": c.origin.source} | {name: getattr(p, name) for name in Prediction.__slots__}
         for c in checks
         for p in c.predictions
     ]
-    write_bytes(folder / "predictions.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
-    path = folder / "fidelity.html"
+    write_bytes(table, pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
     write_bytes(path, page(checks, findings).encode())
     return path
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import tuners
+from harness.cli.main import main
 from tests.support.toy import job, toys
 from tuners import Entry, embedded, policies, registry, resolve
 from tuners.actions import Install, Reconfigure, Rejected
@@ -105,7 +106,7 @@ def test_options_of_a_tuner_stand_in_brackets():
     assert entry.factory.func is resolve("cruise").factory
 
 
-def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch):
+def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch, capsys):
     offered = [
         EntryPoint("still", "tuners.baselines.fixed:fixed", "harness.tuners"),
         EntryPoint("cruise", "tuners.baselines.fixed:fixed", "harness.tuners"),
@@ -115,6 +116,8 @@ def test_other_distributions_offer_tuners_but_take_no_name_over(monkeypatch):
     assert resolve("cruise").where == "tuners.cruise:cruise"
     assert "still" not in embedded()
     assert isinstance(resolve("still"), Entry)
+    assert main(["show", "still"]) == 0
+    assert capsys.readouterr().out.startswith(f"still  {fixed.fixed.__doc__.partition('.')[0]}")
 
 
 def test_a_broken_tuner_of_another_distribution_is_refused_by_its_name_and_no_other(monkeypatch):

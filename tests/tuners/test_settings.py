@@ -311,3 +311,17 @@ def test_a_space_among_fewer_nodes_has_no_knobs_of_others_and_the_setting_in_for
     assert left.names == ("role/b", "role/c", "policy")
     assert left.setting({"policy": "bsp"}) == replace(in_force, policy="bsp")
     assert whole.among(NODES, in_force).setting({"policy": "bsp"}) == replace(BASE, policy="bsp")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"worker_count": 3}, r"'worker_count': it is a knob, and `job.space.setting\(\{'worker_count': \.\.\.\}\)` makes"),
+        ({"load/a": 3}, r"'load/a': it is a knob"),
+        ({"lr": 3}, "'lr': it has workers, servers"),
+        ({"batchsize": 3}, r"'batchsize': did you mean batch_size\.$"),
+    ],
+)
+def test_a_setting_says_what_to_write_for_a_name_that_is_no_field(given, said):
+    with pytest.raises(TypeError, match=f"Cannot make a setting with {said}"):
+        replace(BASE, **given)

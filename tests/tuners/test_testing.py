@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import sys
 
 import numpy as np
@@ -186,6 +187,44 @@ def goes_on_when_closed(job):
 def test_each_slip_is_found(factory, complaint):
     with pytest.raises(AssertionError, match=complaint):
         check_tuner(factory, systems=PLAIN)
+
+
+def ends_the_program(job):
+    yield from Run(clocks=5)
+    sys.exit(3)
+
+
+def needs_a_rate(job, rate):
+    yield from Run(clocks=5)
+
+
+@pytest.mark.parametrize(
+    ("factory", "complaint"),
+    [
+        (ends_the_program, "It raises SystemExit: 3"),
+        (
+            needs_a_rate,
+            "missing a required argument: 'rate'.*: it is called with a Job alone. Give other arguments a default",
+        ),
+        ("asp", "write a function of a Job"),
+    ],
+)
+def test_what_would_end_the_test_run_is_a_fault_of_the_tuner(factory, complaint):
+    with pytest.raises(AssertionError, match=complaint):
+        check_tuner(factory, systems=PLAIN)
+
+
+def test_a_fault_shows_only_what_an_action_has_of_its_own():
+    def fragile(job):
+        yield from Run(clocks=5 + next(CALLS))
+        yield from Reconfigure(job.space.setting({"learning_rate": 0.1}), method="migrate")
+
+    with pytest.raises(AssertionError) as caught:
+        check_tuner(fragile, systems={"a": PLAIN["one knob"]})
+    said = str(caught.value)
+    assert re.search(r"exchange 0 was Run\(clocks=\d+\), is Run\(clocks=\d+\)\.", said)
+    assert "with exchange 1 (Reconfigure(the start with learning_rate=0.1, method='migrate')) refused" in said
+    assert "Setting(" not in said
 
 
 def test_all_kinds_of_slips_are_found_at_once_each_named_once():

@@ -398,6 +398,16 @@ def test_the_command_wants_a_recording(tmp_path, capsys):
     assert "name traces" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["fidelity.html", "predictions.csv"])
+def test_the_command_replaces_no_page(tmp_path, capsys, name):
+    """It says so before it has fitted for minutes."""
+    (tmp_path / name).write_text("mine")
+    assert main.main(["fidelity", "shipped:homogeneous", "--out", str(tmp_path)]) == 2
+    assert f"{name}: it is there already; remove it, or name another" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
 @pytest.mark.skipif(not FOLDER, reason="HARNESS_RECORDINGS does not say where recordings are")
 def test_switches_and_steps_of_sync_switch_are_within_reach(tmp_path):
     from harness.cli.calibrate import read
