@@ -13,6 +13,7 @@ from statistics import median
 
 from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import GIVEN_UP
+from traces.schema import NOT_APPLICABLE
 
 __all__ = ["Forecast", "Standing"]
 
@@ -48,7 +49,7 @@ class Forecast:
             self._left.discard(event.run)
             self._since.pop(event.run, None)
             self._wall[key].append(event.done.wall_seconds)
-            if event.done.status not in ("error", GIVEN_UP):
+            if event.done.status not in ("error", GIVEN_UP, NOT_APPLICABLE):
                 self._done[key].append((event.done.completion_seconds, event.done.status == "target"))
 
     def share(self, event: Underway) -> float:

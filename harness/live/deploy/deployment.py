@@ -36,6 +36,7 @@ from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
 from harness.live.processes.names import process_count
 from harness.live.worker.spec import Spec
+from harness.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score
@@ -189,10 +190,18 @@ def described(wanted: Deployment) -> list[str]:
         f"target     {target.metric} {target.value:g}, within {spec.job.budget_seconds:g} s",
         f"folder     {wanted.out}",
         *_not_applied(wanted),
+        *([] if address else [_shared(process_count(start))]),
         "placement",
         *where,
         "Nothing was started.",
     ]
+
+
+def _shared(processes: int) -> str:
+    """What the processes of a job share, where all are on this machine."""
+    count = cores()
+    turns = ": they take turns" if processes > count else ""
+    return f"processes  {processes}, on {count} core{'' if count == 1 else 's'} of this machine{turns}"
 
 
 def _address(wanted: Deployment) -> str | None:

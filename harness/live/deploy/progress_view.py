@@ -21,6 +21,8 @@ __all__ = ["drawn", "line", "watched"]
 _LINE_SECONDS = 2.0
 _REFRESHES_PER_SECOND = 4.0
 _BAR = 24  # columns
+_WIDE = 96  # columns from which on the first line has all that it can say
+_ECHO = 3  # columns beside the table: a terminal writes ^C there, and would begin a new line
 _LATEST = 6  # events that are shown
 
 _PARTS = (("compute", "green"), ("transfer", "cyan"), ("wait", "bright_black"))
@@ -76,23 +78,24 @@ def line(seen: JobStatus) -> str:
 
 def drawn(title: str, seen: JobStatus, width: int = 100) -> RenderableType:
     """A job's status as a table of `width` columns."""
-    head = Table.grid(padding=(0, 3))
-    for _ in range(5):
-        head.add_column()
-    share = min(seen.seconds / seen.budget_seconds, 1.0)
-    head.add_row(
-        Text(f"{seen.seconds:.1f} of {seen.budget_seconds:g} s", style="bold") + Text(f" ({share:.0%})", style="dim"),
+    wide = width >= _WIDE
+    share = f" ({min(seen.seconds / seen.budget_seconds, 1.0):.0%})" if wide else ""
+    facts = (
+        Text(f"{seen.seconds:.1f} of {seen.budget_seconds:g} s", style="bold") + Text(share, style="dim"),
         Text.assemble(("loss ", "dim"), (_number(seen.loss), "bold")),
         Text.assemble(("accuracy ", "dim"), (_number(seen.accuracy), "bold")),
         Text.assemble((f"{seen.clocks:,}", "bold"), (" clocks", "dim")),
         Text.assemble((f"{seen.clocks_per_second:.0f}", "bold"), (" per second", "dim")),
     )
+    head = Text("   " if wide else "  ").join(facts)
     setting = Text.assemble(("setting  ", "dim"), setting_words(seen.setting))
     parts: list[RenderableType] = [head, setting, Text(""), _nodes(seen.nodes, width)]
     if seen.events:
         parts += [Text(""), *(_event(seconds, what) for seconds, what in seen.events[-_LATEST:])]
     ended = "" if seen.status == "running" else f" · {seen.status}"
-    return Panel(Group(*parts), title=Text(title + ended), title_align="left", width=min(width, 110), border_style="dim")
+    return Panel(
+        Group(*parts), title=Text(title + ended), title_align="left", width=min(width - _ECHO, 110), border_style="dim"
+    )
 
 
 def _nodes(nodes: tuple[NodeStatus, ...], width: int) -> Table:

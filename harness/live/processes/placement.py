@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tuners.settings import Node
 
@@ -25,19 +26,20 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """Where each node of a scenario runs. As text, one line per node."""
+    """Where each node of a scenario runs. As text, a line for nodes in a row with the same place."""
 
     places: tuple[tuple[str, ClusterNode], ...]
     cpus_per_node: float
     accelerated: frozenset[str] = frozenset()  # nodes whose worker has a GPU of its own
 
     def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.places)
         counted = f", {self.cpus_per_node:g} CPU" if not math.isinf(self.places[0][1].cpus) else ""
-        return "\n".join(
-            f"{name:<{width}}  on {place.host}{counted}{', 1 GPU' * (name in self.accelerated)}"
-            for name, place in self.places
-        )
+        where = {name: f"on {place.host}{counted}{', 1 GPU' * (name in self.accelerated)}" for name, place in self.places}
+        rows = [(place, list(names)) for place, names in groupby(where, key=where.__getitem__)]
+        named = [f"{names[0]} ... {names[-1]}" if len(names) > 2 else ", ".join(names) for _, names in rows]
+        width = max(map(len, named))
+        each = [" each" * (bool(counted) and len(names) > 1) for _, names in rows]
+        return "\n".join(f"{n:<{width}}  {place}{e}" for n, (place, _), e in zip(named, rows, each, strict=True))
 
 
 def place_nodes(nodes: Sequence[Node], machines: Sequence[ClusterNode], *, cpus_per_node: float = 1.0) -> NodePlacement:

@@ -60,6 +60,14 @@ def test_a_bar_counts_expected_work_and_not_the_budget(forecast: Forecast) -> No
     assert forecast.share(underway("slow", 1, 90_000.0)) == 0.99
 
 
+def test_a_tuner_that_has_nothing_to_tune_has_no_standing(forecast: Forecast) -> None:
+    """Its run has no time: it would stand first, with nan."""
+    forecast.add(Finished(key("slow", 0), done(float("nan"), 0.1, "not applicable")), 1.0)
+    forecast.add(Finished(key("quick", 0), done(100.0, 2.0)), 2.0)
+    assert [one.tuner for one in forecast.standings("digits")] == ["quick"]
+    assert forecast.share(underway("slow", 1, 50.0)) == 0.5  # of what others took
+
+
 def test_standings_are_of_contestants_that_finished(forecast: Forecast) -> None:
     for run, how in (
         (key("slow", 0), done(900.0, 1.0)),

@@ -150,7 +150,8 @@ def test_a_dry_run_says_what_would_run_where_and_starts_nothing(here, capsys):
     said = capsys.readouterr().out
     for words in ("tuner      movers:mover, seed 0", "650 parameters", "2 workers, 2 servers, bsp", "loss 1.2, within"):
         assert words in said
-    assert [line.split()[0] for line in said.splitlines() if " on this machine" in line] == ["n0", "n1", "n2", "n3"]
+    assert "\nplacement\n  n0 ... n3  on this machine\n" in said
+    assert re.search(r"^processes  6, on \d+ cores? of this machine(: they take turns)?$", said, re.MULTILINE)
     assert said.endswith("\nStart it with:  harness deploy --live small.toml --tuner movers:mover\n")
     assert not (here / "deployed").exists()
     wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "out")

@@ -50,7 +50,8 @@ def test_workers_of_nodes_with_a_gpu_get_one_each():
     placement = place_nodes(mixed, offers)
     assert hosts(placement) == {"n0": "named", "n1": "two", "n2": "plain", "n3": "two", "n4": "plain", "n5": "plain"}
     assert placement.accelerated == {"n1", "n3"}
-    assert "n1  on two, 1 CPU, 1 GPU" in str(placement)
+    assert "\nn1      on two, 1 CPU, 1 GPU\n" in str(placement)
+    assert str(placement).endswith("\nn4, n5  on plain, 1 CPU each")
 
 
 PRETENDED = """
@@ -128,11 +129,11 @@ def test_a_process_without_a_device_computes_on_its_cpu_and_memory_is_taken_when
 
 def test_cpus_of_a_private_cluster_are_not_counted():
     placement = place_nodes(nodes(2), [ClusterNode("1", "127.0.0.2", math.inf)])
-    assert str(placement) == "n0  on 127.0.0.2\nn1  on 127.0.0.2"
+    assert str(placement) == "n0, n1  on 127.0.0.2"
 
 
 def test_a_placement_as_text_names_the_cpus():
-    assert str(place_nodes(nodes(2), [ClusterNode("1", "a", 4)], cpus_per_node=2)) == "n0  on a, 2 CPU\nn1  on a, 2 CPU"
+    assert str(place_nodes(nodes(2), [ClusterNode("1", "a", 4)], cpus_per_node=2)) == "n0, n1  on a, 2 CPU each"
 
 
 @pytest.mark.parametrize(
