@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -142,18 +143,24 @@ def _calibrate(options: argparse.Namespace) -> int:
     program_cache.use()
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch, links=links_left_open(options))
-    write_bytes(options.out, to_toml(fits, recording, origin).encode())
+    text = to_toml(fits, recording, origin)
+    write_bytes(options.out, text.encode())
     for name, fit in fits.items():
-        _say(f"{name}: {fit.rows} rows, median error {fit.error:.1%}")
+        _say(f"{name}: {fit.rows} settings, median error {fit.error:.1%}")
         for constant, ends in fit.intervals.items():
             interval = f"95 % {ends[0]:.4g} to {ends[1]:.4g}" if ends else f"no interval: {NO_FREEDOM}"
             _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   {interval}")
         for constant, value in fit.borrowed.items():
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
+        if fit.refused:
+            _say("  Not determined, so that the default holds:")
         for constant, why in fit.refused.items():
-            _say(f"  {constant:26}{'-':>12}   {why}")
+            _say(f"  {constant:26}{why}")
     for why in (*dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice), *recording.caveats):
         _say(f"note: {why}")
+    types, names = (" or ".join(made) for made in (tomllib.loads(text)["profiles"], fits))
+    _say(f'In a scenario, [cluster] has profiles = "{options.out}" and nodes of type {types};')
+    _say(f'[workload] has file = "{options.out}" and name = "{names}". The file says what else to copy.')
     _say(f"Written to {options.out}.")
     return 0
 

@@ -939,7 +939,15 @@ def test_the_command_calibrates_to_speeds_of_dl2(tmp_path, capsys):
     assert main.main(command) == 0
     said = tomllib.loads(out.read_text())
     assert said["calibration"]["workloads"]["resnet-50"]["median_relative_error"] < 0.08
-    assert "median error" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "resnet-50: 12 settings, median error" in printed
+    determined, refused = printed.split("  Not determined, so that the default holds:\n")
+    assert "sample_seconds" in determined
+    assert "step_seconds" in determined
+    assert "serial_fraction" in refused
+    (kind,) = said["profiles"]
+    assert f'[cluster] has profiles = "{out}" and nodes of type {kind};' in printed
+    assert f'[workload] has file = "{out}" and name = "resnet-50".' in printed
 
 
 def test_the_command_wants_one_recording(tmp_path, capsys):
