@@ -11,7 +11,7 @@ from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
+from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, WIDTH, Drawing, canvas, drawn, label_inches
 from reports.verdicts.arenas import Arenas, family_of, profile
 from reports.verdicts.numbers import percent, relative
 from reports.verdicts.summary import REFERENCE
@@ -135,7 +135,10 @@ def performance(found: Arenas, name: str) -> Drawing:
     tuners = found.rows["tuner"].to_list()
     standing = dict(found.rows.select("tuner", "standing").iter_rows())
     bold = [t for t in tuners if standing[t] in ("leader", "not told apart") and t != REFERENCE][: len(COLORS)]
-    with canvas(3.9, left=0.75, top=0.15) as figure:
+    named = [*bold, *([REFERENCE] if REFERENCE in tuners else [])]
+    beside = max(1, int((WIDTH - 0.9) / (0.45 + label_inches(named))))  # names in a row of the legend
+    legend = 0.2 * -(-len(named) // beside)  # inches
+    with canvas(3.7 + legend, left=0.75, top=0.15 + legend) as figure:
         axes = figure.add_subplot()
         axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
         axes.set_xscale("log", base=2)
@@ -152,7 +155,8 @@ def performance(found: Arenas, name: str) -> Drawing:
         axes.set_xlabel("factor of the best tuner's time")
         axes.set_ylabel("share of arenas")
         if axes.get_legend_handles_labels()[0]:  # there are none where no arena has a leader
-            axes.legend(loc="lower right", frameon=False, fontsize=8.5)
+            # Above the drawing: curves can be anywhere in it.
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=beside, frameon=False, fontsize=8.5, borderaxespad=0)
         caption = (
             "Performance profiles: the share of arenas in which a tuner's time is within a factor of the best tuner's "
             "there. At 1: how often it is the best. A tuner that does not reach the target in an arena never counts there."

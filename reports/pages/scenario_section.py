@@ -297,7 +297,7 @@ def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
         plain("overhead_seconds"),
         plain("trial_seconds"),
         Cell(host_seconds(row["thinking_seconds"]), "", row["thinking_seconds"]),
-        Cell(count(row["branches_peak"]), f"{quantity(row['branch_bytes_peak'] / 1e6)} MB", row["branches_peak"]),
+        Cell(count(row["branches_peak"]), _megabytes(row["branch_bytes_peak"]), row["branches_peak"]),
         plain("machine_seconds"),
         *([ends("usd", "usd"), Cell("-") if oracle else ends("usd_regret", "usd_regret")] if usd else []),
         plain("final_accuracy" if accuracy else "final_loss"),
@@ -305,6 +305,10 @@ def _score_row(row: dict[str, Any], accuracy: bool, usd: bool) -> _ScoreRow:
     return _ScoreRow(
         row["tuner"], "oracle" if oracle else "close" if row["standing"] == "not told apart" else row["standing"], cells
     )
+
+
+def _megabytes(amount: float) -> str:
+    return "" if math.isnan(amount) else f"{quantity(amount / 1e6)} MB"
 
 
 def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:

@@ -316,6 +316,18 @@ def test_of_many_arenas_only_their_families_are_named():
     assert "A column is an arena." in figure.caption
 
 
+@pytest.mark.parametrize("name", ["x", "my_tuners:a_rather_long_name"])
+def test_the_names_of_a_performance_profile_cover_no_curve(name):
+    names = ["fixed", *(f"{name}{i}" for i in range(6))]
+    rows = [score_row(a, t, i, 100.0 + 9 * k + i) for a in "ab" for k, t in enumerate(names) for i in range(3)]
+    figure = performance(arenas_of(frames(rows), ["a", "b"]), "a").figure
+    (axes,) = figure.axes
+    legend = axes.get_legend().get_window_extent()
+    assert legend.y0 >= axes.get_window_extent().y1 - 1
+    assert legend.y1 <= figure.bbox.y1
+    assert legend.x1 <= figure.bbox.x1
+
+
 def test_performance_profiles_are_drawn_where_nobody_leads():
     """Warnings are errors in tests: a legend without entries would be one."""
     arenas = [f"learning-v1-{i:04}" for i in range(2)]

@@ -343,6 +343,10 @@ def test_ratios_of_costs_are_called_that():
     assert "1.02 USD in 102 s, 0.25x of the cost of fixed" in str(answer(summary(frames(rows))))
 
 
+def test_a_tuner_whose_runs_failed_has_no_unit_without_a_number():
+    assert "- MB" not in page.pages(from_times({"fixed": [1.0, 2.0], "x": [NAN, NAN]}), {})["report.html"]
+
+
 def test_one_tuner_is_no_comparison():
     said = str(answer(summary(from_times({"fixed": [1.0, 2.0]}))))
     assert said == "fixed: 1.50 s, 0 changes, 0 s overhead. Nothing is compared: there is only one kind of run."
