@@ -121,7 +121,8 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     if not runs:
         named = "" if pattern == "*" else f" called {pattern!r}"
         raise ValueError(
-            f"Cannot replay {workload!r} from {folder}: it has no run of it{named} with one setting, seconds and steps."
+            f"Cannot replay {workload!r} from {folder}: it has no run of it{named} with one setting, seconds and steps. "
+            "Record each setting as a run of its own, with its seconds and steps (in the table runs, or progress)."
         )
     return runs
 

@@ -185,8 +185,11 @@ def _replayed(options: argparse.Namespace) -> int:
     from harness.comparison.compare import compare
     from harness.scenario import load
     from reports.fidelity import replayed
-    from traces.store import load_results
+    from traces.store import check_new, load_results
 
+    page = options.out / "replayed.html"
+    if not options.resume:
+        check_new(page)
     scenarios = [load(name) for name in options.scenarios]
     twins = [replayed.fitted_twin(scenario) for scenario in scenarios]
     results = None
@@ -199,7 +202,7 @@ def _replayed(options: argparse.Namespace) -> int:
             return interrupted(options.out)
         results = load_results(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
-    _say(f"The page: {replayed.write(options.out / 'replayed.html', scenarios, results)}")
+    _say(f"The page: {replayed.write(page, scenarios, results)}")
     return 0
 
 

@@ -104,4 +104,8 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = (tmp_path / "out" / "replayed.html").read_text()
     assert "replayed.html" in capsys.readouterr().out
     assert page.count("<svg") == 2
+    (tmp_path / "out" / "replayed.html").write_text("mine")
+    assert main(["trace", "replayed", "replay-network", "--out", str(tmp_path / "out")]) == 2
+    assert "replayed.html: it is there already" in capsys.readouterr().err
+    assert (tmp_path / "out" / "replayed.html").read_text() == "mine"
     assert main(["trace", "replayed", "digits", "--out", str(tmp_path / "no")]) == 2
