@@ -268,7 +268,9 @@ def _step(
 
 # ------------------------------------------------------------------------------------------------ compiled as one function
 
-_MANY, _MOST = 256, 2048  # nodes between which a loop is too large for XLA to make it one function unasked, and can be one
+_MANY = 256  # nodes from which on XLA takes the loop for too large to make it one function unasked
+_MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024}
+"""Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
 
 
 def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
@@ -276,12 +278,10 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
 
     By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. A job
     without a model has none. Asked, a push of 2,048 workers takes a third of the time; of 224 or fewer it is faster unasked.
-    Of more nodes, and of disciplines that compare all pairs of transfers, XLA makes parallel code, which no such function
-    can call.
     """
-    timing_only = program.model is None and program.discipline == "maxmin" and not program.overlapping
-    plain = program.lanes or program.dispatched or jax.default_backend() != "cpu"
-    return timing_only and not plain and _MANY <= inputs.active.shape[0] <= _MOST
+    timing_only = program.model is None and not program.overlapping and not program.lanes
+    many = _MANY <= inputs.active.shape[0] <= _MOST[program.discipline]
+    return timing_only and many and not program.dispatched and jax.default_backend() == "cpu"
 
 
 def _as_one(program: Program, part: Callable[[Clock], Any], clock: Clock, empty: Any) -> Any:
@@ -523,17 +523,22 @@ def with_work(inputs: EngineInputs, left: Array) -> Array:
 
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
-    return _blank(program.model, inputs, parameters)  # of no policy, so that jobs under any policy share one program
+    uneven = program.discipline == "uneven"
+    return _blank(program.model, inputs, parameters, uneven=uneven)  # of no policy, so that jobs under any share one program
 
 
 @StoredProgram
-def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any) -> State:
+def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any, *, uneven: bool) -> State:
     nodes = inputs.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
         seconds=jnp.zeros(()),
         flight=timing.all_waiting(
-            nodes, jnp.asarray(inputs.bucket_bytes), snapshots=bool(inputs.snapshots), net=inputs.connections
+            nodes,
+            jnp.asarray(inputs.bucket_bytes),
+            uneven=uneven,
+            snapshots=bool(inputs.snapshots),
+            net=inputs.connections,
         ),
         clocks=none,
         drawn=none,
@@ -698,8 +703,8 @@ def all_stopped(inputs: EngineInputs, state: State, now: float) -> State:
     state = caches_cleared(state)
     clock = state.clock
     tokens = timing.refilled(inputs, clock.flight.tokens, now - float(clock.seconds))
-    nodes, snapshots = clock.clocks.shape[0], bool(inputs.snapshots)
-    flight = timing.all_waiting(nodes, tokens, now, snapshots=snapshots, net=inputs.connections)
+    parts = {"uneven": len(clock.flight.lots) > 0, "snapshots": bool(inputs.snapshots), "net": inputs.connections}
+    flight = timing.all_waiting(clock.clocks.shape[0], tokens, now, **parts)
     return state._replace(clock=clock._replace(seconds=cast(Any, np.float64(now)), flight=flight))
 
 

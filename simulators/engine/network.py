@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -75,8 +76,11 @@ def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array
 
 
 def _uneven_of_many(limits: Array, capacity: Array, active: Array, weights: Array) -> Array:
-    """`uneven` without a comparison of all pairs. Newton's method finds the water level: used bandwidth is a concave function
-    of it, so each step ends below the level, and one ends on it when nobody else is at the limit."""
+    """`uneven` without a comparison of all pairs, by Newton's method.
+
+    The used bandwidth is a concave function of the water level. So every step ends below the level that fills the capacity,
+    until a step brings nobody else to the limit.
+    """
     full_at = limits / weights
 
     def rise(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -96,7 +100,7 @@ def _fifo_of_many(limits: Array, capacity: Array, active: Array, arrival: Array)
 
     def serve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rates, waiting, left = carry
-        first = jnp.min(jnp.where(waiting, arrival, jnp.iinfo(arrival.dtype).max))
+        first = jnp.min(jnp.where(waiting, arrival, np.iinfo(arrival.dtype).max))
         served = waiting & (arrival == first)
         taken = jnp.sum(jnp.where(served, limits, 0.0))
         return jnp.where(served, jnp.minimum(limits, left), rates), waiting & ~served, jnp.maximum(left - taken, 0.0)
