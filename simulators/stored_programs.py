@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, update_wrapper
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import jax
 
@@ -39,6 +39,7 @@ __all__ = ["ProgramStore", "StoredProgram", "use_store"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+U = TypeVar("U")
 
 _SIMPLE_CODE = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 """For XLA: generate code without MLIR, which it else sets up anew for each fused kernel of a program; the engine compiles
@@ -84,13 +85,15 @@ class StoredProgram(Generic[T]):
     """A function that JAX compiles, to be called as the function itself, and a decorator.
 
     The first argument and keyword-only arguments are static; the others are arrays, or pytrees of them. `jitted` is the
-    function as `jax.jit` makes it, for callers that trace or lower it themselves.
+    function as `jax.jit` makes it, for callers that trace or lower it themselves. Where XLA cannot compile the program,
+    the one with `plainer(first argument)` in place of the first argument is compiled, if that is another one.
     """
 
-    def __init__(self, function: Callable[..., T]) -> None:
+    def __init__(self, function: Callable[..., T], plainer: Callable[[Any], Any] = lambda first: first) -> None:
         first, *others = inspect.signature(function).parameters.values()
         static = [first.name, *(p.name for p in others if p.kind is p.KEYWORD_ONLY)]
         self.jitted: Any = jax.jit(function, static_argnames=static)
+        self._plainer = plainer
         self._latest: dict[Any, Callable[..., T]] = {}  # by static arguments; called with the others
         self._programs: dict[Any, Callable[..., T]] = {}  # all of them, by the shapes and types of the others, too
         update_wrapper(self, function)
@@ -98,8 +101,7 @@ class StoredProgram(Generic[T]):
     def __call__(self, *args: Any, **static: Any) -> T:
         """What the function returns. Within another program that JAX traces, this is a part of that."""
         if not _CAN_STORE:
-            made: T = self.jitted(*args, **static)
-            return made
+            return self._plain_if_need_be(lambda *args: cast(T, self.jitted(*args, **static)), args)
         facts = (args[0], tuple(static.items()), trace_context())
         latest = self._latest.get(facts)
         if latest is not None:
@@ -132,10 +134,19 @@ class StoredProgram(Generic[T]):
         found: tuple[Callable[..., T], T] | None = _read(store, key, args[1:]) if store is not None and key else None
         if found is not None:
             return found
-        program = _compiled(self.jitted.lower(*args, **static))
+        program = self._plain_if_need_be(lambda *args: _compiled(self.jitted.lower(*args, **static)), args)
         if store is not None and key:
             _write(store, key, program)
         return program, program(*args[1:])
+
+    def _plain_if_need_be(self, make: Callable[..., U], args: Any) -> U:
+        try:
+            return make(*args)
+        except jax.errors.JaxRuntimeError:
+            plainer = self._plainer(args[0])
+            if plainer == args[0]:
+                raise
+            return make(plainer, *args[1:])
 
     def _key(self, first: Any, static: Any, signature: Any) -> str:
         code = digest(self.jitted.__wrapped__, first, static)

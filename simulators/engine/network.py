@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -25,6 +26,7 @@ jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
 __all__ = ["connected", "fifo", "maxmin", "uneven", "waterfill"]
 
+_MANY = 40  # transfers from which on to compare all pairs of them takes longer than to go through them step by step
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
 
@@ -54,6 +56,8 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
 
 def uneven(limits: Array, capacity: Array, active: Array, weights: Array) -> Array:
     """As `waterfill`, but each transfer gets its weight, [k], times the water level, up to its limit."""
+    if limits.shape[0] >= _MANY:
+        return _uneven_of_many(limits, capacity, active, weights)
     full_at = limits / weights
     lower = (full_at[None, :] < full_at[:, None]) & active[None, :]
     used = jnp.sum(jnp.where(lower, limits[None, :], 0.0), axis=1)
@@ -64,9 +68,46 @@ def uneven(limits: Array, capacity: Array, active: Array, weights: Array) -> Arr
 
 def fifo(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
     """Rates [k] when a shared resource serves in order of `arrival` [k]: each takes what earlier ones leave."""
+    if limits.shape[0] >= _MANY:
+        return _fifo_of_many(limits, capacity, active, arrival)
     older = (arrival[None, :] < arrival[:, None]) & active[None, :]
     left = jnp.maximum(capacity - jnp.sum(jnp.where(older, limits[None, :], 0.0), axis=1), 0.0)
     return jnp.where(active, jnp.minimum(limits, left), 0.0)
+
+
+def _uneven_of_many(limits: Array, capacity: Array, active: Array, weights: Array) -> Array:
+    """`uneven` without a comparison of all pairs, by Newton's method.
+
+    The used bandwidth is a concave function of the water level. So every step ends below the level that fills the capacity,
+    until a step brings nobody else to the limit.
+    """
+    full_at = limits / weights
+
+    def rise(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        _, full, _ = carry
+        used, rising = jnp.sum(jnp.where(full, limits, 0.0)), jnp.sum(jnp.where(active & ~full, weights, 0.0))
+        level = (capacity - used) / rising
+        more = active & (full | (full_at < level))
+        return level, more, jnp.any(more & ~full) & jnp.any(active & ~more)
+
+    start = (jnp.asarray(0.0, limits.dtype), jnp.zeros_like(active), jnp.any(active))
+    level, _, _ = jax.lax.while_loop(lambda carry: carry[2], rise, start)
+    return jnp.where(active, jnp.minimum(limits, weights * level), 0.0)
+
+
+def _fifo_of_many(limits: Array, capacity: Array, active: Array, arrival: Array) -> Array:
+    """`fifo` without a comparison of all pairs: one arrival after another, until nothing is left."""
+
+    def serve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rates, waiting, left = carry
+        first = jnp.min(jnp.where(waiting, arrival, np.iinfo(arrival.dtype).max))
+        served = waiting & (arrival == first)
+        taken = jnp.sum(jnp.where(served, limits, 0.0))
+        return jnp.where(served, jnp.minimum(limits, left), rates), waiting & ~served, jnp.maximum(left - taken, 0.0)
+
+    start = (jnp.zeros_like(limits), active, jnp.asarray(capacity, limits.dtype))
+    rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]) & (carry[2] > 0), serve, start)
+    return rates
 
 
 def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.0) -> Array:

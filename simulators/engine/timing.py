@@ -65,11 +65,14 @@ class Flight(NamedTuple):
     copying: Any = ()  # [k] bytes that each server has yet to send of its snapshots; () where none is taken
     uncopied: Any = ()  # int32 scalar: pushes since the last snapshot; () as above
     parts: Any = ()  # [k, s] of `remaining` bytes, by connection; () where the flows of a transfer move as one
+    lots: Any = ()  # [k] weight of each worker's pull, drawn as it begins; () where bandwidth is not shared unevenly
 
 
-def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool = False, net: Any = ()) -> Flight:
-    """No worker has begun anything, and no server takes a snapshot; all wait since `now`. `net`: the job's connections, ()
-    for none."""
+def all_waiting(
+    nodes: int, tokens: Array, now: float = 0.0, *, uneven: bool = False, snapshots: bool = False, net: Any = ()
+) -> Flight:
+    """No worker has begun anything, and no server takes a snapshot; all wait since `now`. `uneven`: bandwidth is shared so;
+    `net`: the job's connections, () for none."""
     zeros: Any = np.zeros(nodes)  # of NumPy, because JAX would compile each outside of a program
     none: Any = np.zeros(nodes, np.int32)
     since: Any = np.full((5, nodes), now, np.float64)
@@ -87,6 +90,7 @@ def all_waiting(nodes: int, tokens: Array, now: float = 0.0, *, snapshots: bool 
         copying=zeros if snapshots else (),
         uncopied=np.int32(0) if snapshots else (),
         parts=np.zeros((nodes, len(net.pull))) if net else (),
+        lots=zeros if uneven else (),
     )
 
 
@@ -347,10 +351,7 @@ def _weights(inputs: EngineInputs, flight: Flight) -> Array:
     Pushes: the sender's rate. What comes to the servers faster than their links carry it waits in one queue, first come,
     first served, so that each sender gets a share of the link as large as its share of what arrives.
     """
-    workers = jnp.arange(flight.phase.shape[0], dtype=jnp.int32)
-    uniform = _uniforms(inputs.key ^ jnp.uint64(_SHARES), workers, flight.arrival)
-    by_lot = jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
-    return jnp.stack([by_lot, jnp.maximum(inputs.nic / jnp.max(inputs.nic), _ROUNDING)])
+    return jnp.stack([flight.lots, jnp.maximum(inputs.nic / jnp.max(inputs.nic), _ROUNDING)])
 
 
 def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array, ends: Array) -> tuple[Flight, Array]:
@@ -413,6 +414,10 @@ def begin_cycles(
         first = jnp.where(queued > 0, REQUEST, PULL).astype(jnp.int32)
         left = jnp.where(queued > 0, queued, inputs.pull_bytes)
     drawn = _draw(inputs, release, clocks, for_all=for_all)
+    arrival = flight.arrivals + workers
+    if len(flight.lots):
+        drawn_lots = _of_released(release, partial(_lot, inputs.key, arrival), for_all=for_all)
+        flight = flight._replace(lots=begin(drawn_lots, flight.lots))
     if pulls is not None:
         first, left = jnp.where(pulls, first, PULL), jnp.where(pulls, left, 0.0)
         drawn = jnp.where(pulls, drawn, jnp.maximum(drawn - inputs.copies.pull_overhead_seconds, 0.0))
@@ -425,7 +430,7 @@ def begin_cycles(
         since=jnp.where(release & (jnp.arange(5) == PULL)[:, None], now, flight.since),
         waited=begin(waited, flight.waited),
         drawn=begin(drawn, flight.drawn),
-        arrival=begin(flight.arrivals + workers, flight.arrival),
+        arrival=begin(arrival, flight.arrival),
         arrivals=flight.arrivals + jnp.where(jnp.any(release), release.shape[0], 0).astype(jnp.int32),
     )
 
@@ -462,25 +467,41 @@ def spans(flight: Flight, worker: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _draw(inputs: EngineInputs, release: Array, clocks: Array, *, for_all: bool) -> Array:
-    """Seconds [k] of compute for the workers in `release`; the other entries mean nothing.
+    """Seconds [k] of compute for the workers in `release`; the other entries mean nothing."""
+    drawn = _local_seconds if len(inputs.local_steps) else _compute_seconds
+
+    def seconds(workers: Array) -> Array:
+        if workers.ndim:
+            return drawn(inputs, workers, clocks)
+        return drawn(inputs._replace(**{f: getattr(inputs, f)[workers] for f in _NOISE}), workers, clocks[workers])
+
+    return _of_released(release, seconds, for_all=for_all)
+
+
+def _of_released(release: Array, draw: Callable[[Array], Array], *, for_all: bool) -> Array:
+    """What `draw` gives for the workers in `release`, [k]; the other entries mean nothing. It takes one worker, or all [k].
 
     One worker is the usual case, and the only one under ASP; only where there are more, or with `for_all`, it draws for all.
     """
-    drawn = _local_seconds if len(inputs.local_steps) else _compute_seconds
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
     if for_all:
-        return drawn(inputs, workers, clocks)
-    first = jnp.argmax(release)
-    alone = drawn(inputs._replace(**{f: getattr(inputs, f)[first] for f in _NOISE}), first, clocks[first])
+        return draw(workers)
+    alone = draw(jnp.argmax(release))
 
     def all_workers(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         many, _ = carry
         # The indices depend on the carry: otherwise XLA would draw before the loop, even if the loop does not run.
         names = workers + jnp.where(many, 0, 1).astype(jnp.int32)
-        return jnp.zeros_like(many), drawn(inputs, names, clocks)
+        return jnp.zeros_like(many), draw(names)
 
     start = (jnp.sum(release) > 1, jnp.full(release.shape, alone))
     return jax.lax.while_loop(lambda carry: carry[0], all_workers, start)[1]
+
+
+def _lot(key: Array, arrival: Array, workers: Array) -> Array:
+    """Weights of the pulls of `workers`, one or all, that begin as the transfers number `arrival` [k]; see `_weights`."""
+    uniform = _uniforms(key ^ jnp.uint64(_SHARES), workers, arrival if workers.ndim else arrival[workers])
+    return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
 
 
 _NOISE = ("compute_seconds", "overhead_seconds", "sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")

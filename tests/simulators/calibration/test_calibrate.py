@@ -139,7 +139,7 @@ def test_uneven_pushes_share_a_server_as_their_senders_send():
     """The queue of the server's link has twice as much of a worker whose own link is twice as fast."""
     given = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0, discipline="uneven")
     inputs = model.system_of(given, row(2, 1, nics=(2.0, 1.0, 1.5)), 0).branches[0].inputs
-    waiting = timing.all_waiting(len(inputs.nic), np.zeros(len(inputs.nic)))
+    waiting = timing.all_waiting(len(inputs.nic), np.zeros(len(inputs.nic)), uneven=True)
     pushing = np.arange(len(inputs.nic)) < 2
     flight = waiting._replace(phase=np.where(pushing, timing.PUSH, timing.WAIT), remaining=np.where(pushing, 1e6, 0.0))
     found = timing.to_next_push(inputs, np.float64(0), flight, np.float64(np.inf), discipline="uneven", overlapping=False)

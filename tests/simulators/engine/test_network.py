@@ -12,6 +12,7 @@ from tests.support.oracle import first_come, progressive_filling
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
 waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
 uneven, connected = jax.jit(network.uneven), jax.jit(network.connected)
+fifo_of_many, uneven_of_many = jax.jit(network._fifo_of_many), jax.jit(network._uneven_of_many)
 
 BANDWIDTHS = st.floats(0.1, 1e9)
 LIMITS = st.lists(BANDWIDTHS, min_size=F, max_size=F).map(np.array)
@@ -116,8 +117,9 @@ def test_connections_fill_progressively(works, made):
             assert found[i, j] == pytest.approx(expected.get((i, j, copy), 0.0), rel=1e-9)
 
 
+@pytest.mark.parametrize("fifo", [fifo, fifo_of_many], ids=["few", "many"])
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
-def test_first_come_first_served_gives_each_what_earlier_ones_leave(limits, capacity, active, arrival):
+def test_first_come_first_served_gives_each_what_earlier_ones_leave(fifo, limits, capacity, active, arrival):
     flows, resources = one_resource(limits, capacity, active)
     in_order = {f: flows[f] for f in np.argsort(arrival) if active[f]}
     expected = first_come(in_order, resources)
@@ -126,8 +128,9 @@ def test_first_come_first_served_gives_each_what_earlier_ones_leave(limits, capa
     np.testing.assert_allclose(rates, [expected.get(f, 0.0) for f in range(F)], rtol=1e-9, atol=1e-14 * limits.sum())
 
 
+@pytest.mark.parametrize("fifo", [fifo, fifo_of_many], ids=["few", "many"])
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
-def test_first_come_first_served_never_lets_later_transfers_slow_earlier_ones(limits, capacity, active, arrival):
+def test_first_come_first_served_never_lets_later_transfers_slow_earlier_ones(fifo, limits, capacity, active, arrival):
     rates = np.asarray(fifo(limits, capacity, active, arrival))
     assert rates.sum() <= capacity * (1 + 1e-9)
     for young in np.flatnonzero(active):
@@ -137,9 +140,10 @@ def test_first_come_first_served_never_lets_later_transfers_slow_earlier_ones(li
         np.testing.assert_array_equal(rates[elders], np.asarray(fifo(limits, capacity, without, arrival))[elders])
 
 
+@pytest.mark.parametrize("uneven", [uneven, uneven_of_many], ids=["few", "many"])
 @settings(max_examples=40)
 @given(LIMITS, BANDWIDTHS, MASKS, LIMITS)
-def test_weights_divide_a_shared_resource(limits, capacity, active, weights):
+def test_weights_divide_a_shared_resource(uneven, limits, capacity, active, weights):
     """Each has all that it can use, or the largest rate for its weight; progressive filling at these paces agrees."""
     rates = np.asarray(uneven(limits, capacity, active, weights))
     for f in np.flatnonzero(active & (rates < limits * (1 - 1e-9))):
@@ -156,8 +160,23 @@ def test_weights_divide_a_shared_resource(limits, capacity, active, weights):
 @given(LIMITS, BANDWIDTHS, MASKS, ORDERS)
 def test_no_discipline_leaves_bandwidth_idle_that_a_transfer_could_use(limits, capacity, active, arrival):
     possible = min(capacity, limits[active].sum())
-    for rates in (waterfill(limits, capacity, active), fifo(limits, capacity, active, arrival)):
+    served = [f(limits, capacity, active, arrival) for f in (fifo, fifo_of_many)]
+    shared = [f(limits, capacity, active, arrival + 1.0) for f in (uneven, uneven_of_many)]
+    for rates in (waterfill(limits, capacity, active), *served, *shared):
         np.testing.assert_allclose(np.asarray(rates).sum(), possible, rtol=1e-9, atol=1e-14 * limits.sum())
+
+
+@pytest.mark.parametrize("capacity", [5e8, 1e30, np.inf])
+def test_many_transfers_have_the_rates_of_a_comparison_of_all_pairs(capacity, monkeypatch):
+    """Machines of few kinds, of which many reach their limits at one level, and transfers that arrive at one moment."""
+    rng = np.random.default_rng(3)
+    limits, active = rng.choice([1e6, 3e6, 7.5e6], 200), rng.random(200) < 0.9
+    weights, arrival = limits / 7.5e6, rng.integers(0, 60, 200)
+    monkeypatch.setattr(network, "_MANY", 1000)
+    for of_many, all_pairs, by in ((uneven_of_many, network.uneven, weights), (fifo_of_many, network.fifo, arrival)):
+        rates = np.asarray(of_many(limits, capacity, active, by))
+        np.testing.assert_allclose(rates, np.asarray(all_pairs(limits, capacity, active, by)), rtol=1e-12)
+        assert (rates[active] > 0).any()
 
 
 @settings(max_examples=40)

@@ -1,0 +1,90 @@
+"""The loop of a timing-only job of many nodes, which XLA is asked to compile as one function: the same bytes as else."""
+
+import jax
+import numpy as np
+import pytest
+
+from simulators import stored_programs
+from simulators.cluster.conditions import Conditions, Sleeps
+from simulators.engine import loop
+from simulators.stored_programs import StoredProgram
+from tests.support.small_jobs import Cluster, Setting, job, machine, system
+from tuners import policies
+from tuners.actions import Install
+
+KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
+
+
+def many(policy, kinds=1, nodes=260, discipline="maxmin", **conditions):
+    """The branch of a job of all but four of so many nodes, which serve, under an installed policy."""
+    names = tuple(f"n{i}" for i in range(nodes))
+    cluster = Cluster(tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline)
+    start = Setting(workers=names[4:], servers=names[:4], batch_size=8, learning_rate=0.1)
+    simulated = system(cluster, job(), start, Conditions(jitter=0.3, **conditions))
+    simulated.perform(Install(policy))
+    return simulated.branches[0]
+
+
+def advanced(program, of, clocks=600):
+    made = loop.advance(program, of.context.data, of.inputs, of.state, np.int32(clocks), np.float64(np.inf), rows=clocks)
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds", "conditions"),
+    [
+        (policies.asp(), 1, {}),
+        (policies.ssp(2), 3, {"sleeps": Sleeps(probability=0.2, mean_seconds=4.0, sd_seconds=1.0)}),
+        (policies.bsp(), 3, {}),
+        (policies.quorum(250, 0.5), 2, {}),
+        (policies.asp(), 3, {"discipline": "fifo"}),
+        (policies.ssp(2), 3, {"discipline": "uneven"}),
+    ],
+    ids=["asp", "ssp, unlike machines, stragglers", "bsp, unlike machines", "a policy with a timer", "fifo", "uneven"],
+)
+def test_the_same_bytes(policy, kinds, conditions):
+    of = many(policy, kinds, **conditions)
+    assert loop._large_as_one(of.program, of.inputs)
+    text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
+    assert text.count("xla_cpu_small_call") == 1
+    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+
+
+def test_few_nodes_are_not_asked_for():
+    few = many(policies.asp(), nodes=250)
+    assert not loop._large_as_one(few.program, few.inputs)
+
+
+def test_what_xla_cannot_compile_is_compiled_in_a_plainer_form(monkeypatch):
+    """A policy of a user's own may contain an operation that no such function can have; here the compiler refuses."""
+    of, compiled = many(policies.asp()), []
+
+    class Refuses:
+        def __init__(self, jitted):
+            self.jitted, self.__wrapped__, self.__name__ = jitted, jitted.__wrapped__, "advance"
+
+        def lower(self, program, *args, **static):
+            compiled.append(program.dispatched)
+            if not program.dispatched:
+                raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: Fusion kind not implemented on CPU")
+            return self.jitted.lower(program, *args, **static)
+
+    fresh = StoredProgram(loop.advance.__wrapped__, plainer=loop.advance._plainer)
+    fresh.jitted = Refuses(fresh.jitted)
+    monkeypatch.setattr(loop, "advance", fresh)
+    monkeypatch.setattr(stored_programs, "_store", None)
+    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+    assert compiled == [False, True, True]
+
+
+def test_what_cannot_be_compiled_in_any_form_is_an_error(monkeypatch):
+    class Refuses:
+        __wrapped__, __name__ = staticmethod(lambda first, x: x), "refused"
+
+        def lower(self, *args, **static):
+            raise jax.errors.JaxRuntimeError("INTERNAL: refused")
+
+    program = StoredProgram(Refuses.__wrapped__)
+    program.jitted = Refuses()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: refused"):
+        program(1, 2.0)
