@@ -580,14 +580,13 @@ def _usage(
     out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
     for j, (server, _) in enumerate(nodes):
         pull, push = pulled.get(server, 0.0), pushed.get(server, 0.0)
-        for i in range(k):
-            usage[i, pulls[j]] += pull
-            usage[k + i, pushes[j]] += push
-            if i != j:
-                usage[i, into[i]] += pull
-                usage[i, out[j]] += pull
-                usage[k + i, out[i]] += push
-                usage[k + i, into[j]] += push
+        usage[:k, pulls[j]] += pull
+        usage[k : 2 * k, pushes[j]] += push
+        others = np.flatnonzero(np.arange(k) != j)
+        usage[others, into[others]] += pull
+        usage[others, out[j]] += pull
+        usage[k + others, out[others]] += push
+        usage[k + others, into[j]] += push
     for server, backup in zip(setting.servers, (*setting.servers[1:], *setting.servers[:1]), strict=True):
         i, j = names.index(server), names.index(backup)
         usage[2 * k + i, [out[i], pulls[i]]] = 1.0
