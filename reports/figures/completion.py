@@ -10,6 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 
 from reports.figures.drawing import BLUE, GREEN, MUTED, ORANGE, Drawing, canvas, drawn, label_inches
+from reports.verdicts.conclusions import coverage
 from reports.verdicts.summary import ORACLE, REFERENCE
 from traces.store import SIMULATED_SECONDS
 
@@ -37,9 +38,9 @@ def completion_times(rows: pl.DataFrame, scores: pl.DataFrame, name: str, unit: 
         axes.grid(axis="x", color=MUTED, alpha=0.25, linewidth=0.6)
         axes.set_xlabel(f"completion time, {unit}")
         caption = (
-            "Completion time to the target. The large dot and the bar are the median and its 95 % interval over seeds; "
-            "small dots are single runs. A triangle at the budget is a run that did not reach the target. A bar with an "
-            "arrow is open at its end. Vertical lines: medians of "
+            "Completion time to the target. The large dot and the bar are the median and its interval over seeds "
+            f"({coverage(rows)}); small dots are single runs. A triangle at the budget is a run that did not reach the "
+            "target. A bar with an arrow is open at its end. Vertical lines: medians of "
             f"{REFERENCE} (dashed, orange) and of the oracle {ORACLE} (green)."
         )
         columns = ("tuner", "seed", "status", "completion_seconds", "budget_seconds")

@@ -131,5 +131,6 @@ def _lane(
         shown = [f"placement {i + 1}" for i in range(len(codes))] if name == "placement" else list(codes)
         return Lane(label, steps, tuple(shown))
     finite = [v for v in map(float, seen) if math.isfinite(v)]
-    log = min(finite) > 0 and max(finite) / min(finite) > 10
-    return Lane(label, steps, (), log, all(v == int(v) for v in finite))
+    whole = all(v == int(v) for v in finite)
+    log = min(finite) > 0 and max(finite) / min(finite) > (10 if whole else 3)  # rates are tried by factors
+    return Lane(label, steps, (), log, whole)

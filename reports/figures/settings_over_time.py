@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 
 import polars as pl
@@ -15,7 +16,8 @@ from traces.store import SIMULATED_SECONDS
 
 __all__ = ["SETTINGS_NOTE", "settings_over_time", "typical_seed", "unmoved"]
 
-_FEW = 6  # values of a knob that can all be ticks
+_FEW = 6  # values of a knob that can be ticks, if their labels do not touch
+_LABEL = 0.2  # of a panel's values: the height of a label
 
 SETTINGS_NOTE = (
     "Every knob that changed, over time: one line per seed; the thick line is the run with the median completion "
@@ -72,13 +74,24 @@ def _draw_lane(axes: Axes, lane: Lane, typical: int) -> None:
         if lane.log:
             axes.set_yscale("log")
         # A knob with few values has just these as ticks: between them there is nothing.
-        axes.yaxis.set_major_locator(FixedLocator(few))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        axes.yaxis.set_major_locator(FixedLocator(_apart(few, lane.log)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     elif lane.log:
         logarithmic(axes)
     elif lane.whole:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+def _apart(values: list[float], log: bool) -> list[float]:
+    """Those of the ascending `values` whose labels do not touch: the ends, and between them from below."""
+    at = [math.log(v) if log else v for v in values]
+    room = _LABEL * (at[-1] - at[0])
+    kept = [0]
+    for i in range(1, len(at) - 1):
+        if at[i] - at[kept[-1]] >= room and at[-1] - at[i] >= room:
+            kept.append(i)
+    return [values[i] for i in (*kept, len(at) - 1)]
 
 
 def _data(found: list[Lane]) -> pl.DataFrame:

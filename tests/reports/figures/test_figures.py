@@ -4,6 +4,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -251,6 +252,17 @@ def test_a_knob_with_few_values_has_just_these_as_ticks():
     drawn = settings_over_time(settings_frame({0: changes}), frames([score_row("s", "x", 0, 9.0)]).scores, "a")
     after = drawn.svg[drawn.svg.index("simulated seconds") :]  # the vertical axis comes after the horizontal one
     assert re.findall(r">(\d+)</text>", after) == ["8", "16", "32"]
+
+
+def test_labels_of_close_values_do_not_touch():
+    rates = (0.02, 0.009428, 0.01886, 0.03771, 0.07542)
+    changes = [(i, replace(START, learning_rate=rate)) for i, rate in enumerate(rates)]
+    drawn = settings_over_time(settings_frame({0: changes}), frames([score_row("s", "x", 0, 9.0)]).scores, "a")
+    axes = drawn.figure.axes[0]
+    drawn.figure.canvas.draw()
+    boxes = sorted((label.get_window_extent() for label in axes.get_yticklabels()), key=lambda box: box.y0)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0.00943", "0.0189", "0.0377", "0.0754"]
+    assert all(one.y1 <= other.y0 for one, other in pairwise(boxes))
 
 
 def test_free_knobs_that_never_moved_are_named():
