@@ -268,7 +268,7 @@ def _step(
 
 # ------------------------------------------------------------------------------------------------ compiled as one function
 
-_MANY = 256  # nodes from which on XLA takes the loop for too large to make it one function unasked
+_MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
 _MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024}
 """Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
 
@@ -277,7 +277,7 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
     """XLA is asked to compile the whole loop of a timing-only job as one function.
 
     By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. A job
-    without a model has none. Asked, a push of 2,048 workers takes a third of the time; of 224 or fewer it is faster unasked.
+    without a model has none. Asked, a push of 240 workers takes half of the time, one of 2,048 a third.
     """
     timing_only = program.model is None and not program.overlapping and not program.lanes
     many = _MANY <= inputs.active.shape[0] <= _MOST[program.discipline]

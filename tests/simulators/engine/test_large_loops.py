@@ -15,7 +15,7 @@ from tuners.actions import Install
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
-def many(policy, kinds=1, nodes=260, discipline="maxmin", **conditions):
+def many(policy, kinds=1, nodes=160, discipline="maxmin", **conditions):
     """The branch of a job of all but four of so many nodes, which serve, under an installed policy."""
     names = tuple(f"n{i}" for i in range(nodes))
     cluster = Cluster(tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline)
@@ -36,7 +36,7 @@ def advanced(program, of, clocks=600):
         (policies.asp(), 1, {}),
         (policies.ssp(2), 3, {"sleeps": Sleeps(probability=0.2, mean_seconds=4.0, sd_seconds=1.0)}),
         (policies.bsp(), 3, {}),
-        (policies.quorum(250, 0.5), 2, {}),
+        (policies.quorum(150, 0.5), 2, {}),
         (policies.asp(), 3, {"discipline": "fifo"}),
         (policies.ssp(2), 3, {"discipline": "uneven"}),
     ],
@@ -51,7 +51,7 @@ def test_the_same_bytes(policy, kinds, conditions):
 
 
 def test_few_nodes_are_not_asked_for():
-    few = many(policies.asp(), nodes=250)
+    few = many(policies.asp(), nodes=120)
     assert not loop._large_as_one(few.program, few.inputs)
 
 
