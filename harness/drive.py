@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -300,7 +300,7 @@ def _exchange(system: System, action: Action[Any], *, asked: bool = True) -> Exc
 
 def _clipped(action: Action[Any], left_seconds: float) -> Action[Any]:
     if isinstance(action, Run) and action.seconds is not None and action.seconds > left_seconds:
-        return Run(seconds=left_seconds, branch=action.branch)
+        return replace(action, seconds=left_seconds)
     return action
 
 

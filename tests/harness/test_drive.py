@@ -80,15 +80,15 @@ def test_a_run_is_clipped_to_what_is_left_of_the_budget() -> None:
 
     def greedy(job: Job) -> Tuner:
         yield from Run(seconds=15.0)
-        yield from Run(seconds=15.0)
+        yield from Run(seconds=15.0, reason="the loss falls")
         raise AssertionError("the budget is spent")
 
     system = Watched(toy().job)
     exchanges, outcome = ended(greedy(system.job), system)
-    assert asked == [Run(seconds=15.0), Run(seconds=5.0)]
+    assert asked == [Run(seconds=15.0), Run(seconds=5.0, reason="the loss falls")]  # a live job shows the reason
     assert [e.action for e in exchanges] == [
         Run(seconds=15.0),
-        Run(seconds=15.0),
+        Run(seconds=15.0, reason="the loss falls"),
     ]  # the log has the actions as they were asked
     assert outcome == Outcome("budget", "", 20.0, outcome.thinking_seconds)
 
