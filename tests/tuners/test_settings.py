@@ -1,6 +1,6 @@
 """Spaces: drawn values can be set and read back, and values that a scenario does not free are refused."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import optuna
@@ -325,3 +325,9 @@ def test_a_space_among_fewer_nodes_has_no_knobs_of_others_and_the_setting_in_for
 def test_a_setting_says_what_to_write_for_a_name_that_is_no_field(given, said):
     with pytest.raises(TypeError, match=f"Cannot make a setting with {said}"):
         replace(BASE, **given)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Setting)])
+def test_a_setting_says_what_to_write_for_a_value_of_another_type(name):
+    with pytest.raises(TypeError, match=f"Cannot make a setting with {name} {{}}: give a "):
+        replace(BASE, **{name: {}})
