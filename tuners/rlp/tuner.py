@@ -2,8 +2,8 @@
 
 At every push a policy decides which workers go on. Two forms ship:
 
-- the default is *broad* (`tuners.rlp.broad`, ours): a threshold for every worker, by a small network whose inputs know
-  neither the number of workers nor the scale of losses and times, trained on jobs that differ in everything
+- the default is *broad* (`tuners.rlp.broad`, ours): a small network chooses one of a few simple rules. Its inputs know
+  neither the number of workers nor the scale of losses and times; it is trained on jobs that differ in everything
   (`harness.training`).
 - ``as_printed=True`` is the paper's: a Q-network looks at the last ten pushes and releases nobody, the one that pushed, or
   all that wait (Section 3.2). `tuners.rlp.network` has its state, actions and network, `tuners.rlp.dqn` its training. It was
