@@ -108,9 +108,12 @@ class Target:
         return accuracy >= self.value if self.metric == "accuracy" else loss <= self.value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Job:
-    """What a tuner knows before it starts: public facts of cluster, workload and rules, but no constant of the simulator."""
+    """What a tuner knows before it starts: public facts of cluster, workload and rules, but no constant of the simulator.
+
+    Its text is one line; nodes, settings and ranges of knobs are in the fields.
+    """
 
     name: str
     nodes: tuple[Node, ...]  # in the scenario's order; with the knob `worker_count` the first ones are workers
@@ -130,6 +133,12 @@ class Job:
     budget_usd: float = math.inf  # a target that cost more does not count as reached
     blocks: int = 0  # of consecutive rows of embedding tables, which `Setting.block_owners` places; 0: no such tables
     hottest: tuple[int, ...] = ()  # their numbers, the one looked up most often first; () where none can be replicated
+
+    def __repr__(self) -> str:
+        # Of a knob per node, device or block only the family.
+        free, target = ", ".join(dict.fromkeys(n.partition("/")[0] for n in self.space.names)) or "nothing", self.target
+        until = f"{target.metric} {target.value:g}{' by share' if target.by_share else ''}"
+        return f"Job({self.name}: {len(self.nodes)} nodes, free: {free}; until {until} or {self.budget_seconds:g} s)"
 
     @property
     def epoch_samples(self) -> int:

@@ -10,9 +10,9 @@ import numbers
 import operator
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -147,7 +147,7 @@ class Setting:
         """Raise TypeError, with what to write, for a name that is no field, as in ``replace(job.start, worker_count=3)``."""
         for name in given:
             if name not in cls.__dataclass_fields__:
-                if name == "worker_count" or "/" in name:
+                if _is_knob(name):
                     hint = f"it is a knob, and `job.space.setting({{{name!r}: ...}})` makes a setting of knobs"
                 else:
                     near = get_close_matches(name, cls.__dataclass_fields__, n=1)
@@ -236,6 +236,25 @@ class Setting:
             block_owners=_inherited(self.block_owners, servers),
             replicas=min(self.replicas, len(servers)),
         )
+
+
+def _refuse_change(setting: Setting, name: str, value: object) -> NoReturn:
+    """Raise FrozenInstanceError, with what to write, for ``setting.worker_count = 3``."""
+    way = "replace(setting, ...) makes another one"
+    if name in setting.__slots__:
+        way = f"write replace(setting, {name}={value!r}), which makes another one"
+    elif _is_knob(name):
+        way = f"{name} is a knob, and job.space.setting({{{name!r}: {value!r}}}) makes a setting of knobs"
+    raise FrozenInstanceError(f"Cannot set {name} of a setting, which never changes: {way}.")
+
+
+# What `dataclass` writes with slots has an error of its own for a name that is no field: "super(type, obj): ...".
+Setting.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]
+
+
+def _is_knob(name: str) -> bool:
+    """Whether a name that is no field is that of a knob."""
+    return name == "worker_count" or "/" in name
 
 
 _PYTHONS = frozenset((int, float, str, bool))

@@ -331,3 +331,16 @@ def test_a_setting_says_what_to_write_for_a_name_that_is_no_field(given, said):
 def test_a_setting_says_what_to_write_for_a_value_of_another_type(name):
     with pytest.raises(TypeError, match=f"Cannot make a setting with {name} {{}}: give a "):
         replace(BASE, **{name: {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("learning_rate", r"write replace\(setting, learning_rate=2\)"),
+        ("worker_count", r"worker_count is a knob, and job.space.setting\(\{'worker_count': 2\}\) makes"),
+        ("lr", r"replace\(setting, \.\.\.\) makes another one"),
+    ],
+)
+def test_a_setting_never_changes_and_says_what_to_write(name, way):
+    with pytest.raises(FrozenInstanceError, match=f"Cannot set {name} of a setting, which never changes: {way}"):
+        setattr(BASE, name, 2)

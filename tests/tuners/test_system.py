@@ -96,3 +96,11 @@ def test_an_installed_policy_stays_until_a_setting_names_another():
     assert policy_of(replace(before, batch_size=8), before, installed) is installed
     assert policy_of(replace(before, policy="bsp"), before, installed).name == "bsp"
     assert policy_of(replace(before, staleness=before.staleness + 1), before, installed).name == before.policy
+
+
+def test_a_job_as_text_is_one_line_with_the_families_of_its_knobs():
+    placed = toys()["roles by node"](1).job
+    assert repr(placed) == "Job(roles by node: 5 nodes, free: role; until loss 0.02 or 25 s)"
+    by_share = replace(placed, target=replace(placed.target, metric="clocks", value=600, by_share=True))
+    assert repr(by_share).endswith("until clocks 600 by share or 25 s)")
+    assert "free: nothing; until" in repr(toys()["no knobs"](1).job)
