@@ -199,6 +199,7 @@ def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal, watching
     from harness.comparison.compare import compare
+    from harness.comparison.results_folder import check_folder
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
     stems = [_stem(s) for s in options.scenarios or scenarios]
@@ -206,6 +207,7 @@ def _compare(options: argparse.Namespace) -> int:
     tuners = tuner_names(options.tuners if options.tuners is not None else _QUICK_TUNERS if options.quick else "all")
     seeds = options.seeds if options.seeds is not None else _QUICK_SEEDS if options.quick else None
     jobs = cores() if options.jobs is None else options.jobs
+    check_folder(out, resume=options.resume)  # before it is said that anything is compared
     console = terminal()
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
     console.print(first, highlight=False, soft_wrap=True, markup=False)

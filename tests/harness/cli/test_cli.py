@@ -199,7 +199,9 @@ def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixt
     assert scores["clocks"].to_list() == [60, 30, 60]
 
     assert main(command) == 2
-    assert "results/tiny: it is there already" in capsys.readouterr().err
+    refused = capsys.readouterr()
+    assert "results/tiny: it is there already" in refused.err
+    assert refused.out == ""  # not that it compares
     assert main([*command, "--resume"]) == 1
     said = capsys.readouterr().out
     assert "3 runs, 3 of them made before." in said
