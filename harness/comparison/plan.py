@@ -92,7 +92,12 @@ def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
     if scenario.draw:
         raise ValueError(f"Cannot draw constants of {scenario.name!r}: it is a draw itself. Name the scenario without one.")
     for number in range(1, count + 1):
-        yield building.scenario(scenario, name=f"{scenario.name}+draw{number}", calibration={"draw": number})
+        name = f"{scenario.name}+draw{number}"
+        try:
+            yield building.scenario(scenario, name=name, calibration={"draw": number})
+        except ValueError as error:  # says where by the name of the draw, which the user has never read
+            what = str(error).removeprefix(f"harness.scenario({name!r}): ")
+            raise ValueError(f"Cannot draw constants of {scenario.name!r}: {what}") from None
 
 
 def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:

@@ -179,7 +179,7 @@ def test_what_is_not_calibrated_cannot_be_drawn(tiny: Path, calibrated: Path, tm
     with pytest.raises(ValueError, match=r"tiny.*has 2 draws of its constants, not 3"):
         run(calibrated, tmp_path / "out", "fixed", calibration_draws=3)
     tiny.write_text(arena.TINY)
-    with pytest.raises(ValueError, match=r"\[calibration\] draw: nothing here is calibrated"):
+    with pytest.raises(ValueError, match=r"^Cannot draw constants of 'tiny': \[calibration\] draw: nothing here"):
         run(tiny, tmp_path / "out", "fixed", calibration_draws=1)
     with pytest.raises(ValueError, match="Cannot draw constants -1 times"):
         run(tiny, tmp_path / "out", "fixed", calibration_draws=-1)
