@@ -187,8 +187,11 @@ def _contest_words(contest: LiveContest | None, scenario: Scenario) -> list[str]
     """What a dry run says before the plan of one job, where there are several."""
     if contest is None:
         return []
+    from harness.live.deploy.contest import jobs_and_time
+
     count = contest.seeds or scenario.seeds.count
-    return [f"A contest of {', '.join(contest.tuners)}, {count} seed{'' if count == 1 else 's'} each. Its first job:"]
+    who = f"A contest of {', '.join(contest.tuners)}, {count} seed{'' if count == 1 else 's'} each"
+    return [f"{who}. {jobs_and_time(len(contest.tuners) * count, scenario.budget.seconds)}. The first job:"]
 
 
 def _that_starts(options: argparse.Namespace) -> str:

@@ -26,7 +26,7 @@ from harness.score import Score, Scored, score, unplayed
 from tuners import resolve
 from tuners.applicability import nothing_to_tune
 
-__all__ = ["LiveContest", "check_contest", "contest"]
+__all__ = ["LiveContest", "check_contest", "contest", "jobs_and_time"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,14 @@ def check_contest(wanted: LiveContest) -> None:
         check(_deployment(wanted, scenario, name))
 
 
+def jobs_and_time(jobs: int, budget_seconds: float) -> str:
+    """How many jobs a contest starts, and how long they take at most: a sentence without its full stop."""
+    longest = jobs * budget_seconds
+    whole = f"{longest / 3600:.3g} h" if longest >= 3600 else f"{longest:g} s"
+    many = f"{jobs} jobs, one after the other" if jobs > 1 else "1 job"
+    return f"{many}, of at most {budget_seconds:g} s each: {whole} in all, besides the time to start them"
+
+
 def contest(wanted: LiveContest, console: Console) -> None:
     """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
     `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
@@ -74,6 +82,9 @@ def contest(wanted: LiveContest, console: Console) -> None:
 
         def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
             there = joined() if tasks and offers is None else offers or ()
+            if tasks:
+                length = jobs_and_time(len(tasks), load(wanted.scenario).budget.seconds)
+                console.print(f"{length}.", highlight=False, soft_wrap=True)
             for number, task in enumerate(tasks, start=1):
                 console.print(f"{task.tuner}, seed {task.seed}: run {number} of {len(tasks)}", highlight=False, markup=False)
                 yield task, _run(wanted, task, there, console)

@@ -91,7 +91,9 @@ def test_a_contest_is_a_results_folder(here, simulated, capsys):
     assert rows["reason"][0] == "Cannot start worker/n0: of the test"
     assert "KeyError: 'of the test'" in rows["reason"][2]
     assert json.loads((here / "out" / "manifest.json").read_text())["system"] == "live"
-    assert "fixed, seed 1: run 4 of 6" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.index("6 jobs, one after the other, of at most 3 s each: 18 s in all") < said.index("run 1 of 6")
+    assert "fixed, seed 1: run 4 of 6" in said
     assert main(["report", "out"]) == 0
     assert "live beside simulated" not in capsys.readouterr().out
 
