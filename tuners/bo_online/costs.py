@@ -16,11 +16,22 @@ from scipy.optimize import nnls
 
 from tuners.settings import OF_REPLICAS, OF_TABLES, Setting
 
-__all__ = ["TECHNIQUES", "PastReconfiguration", "Technique", "change_seconds", "technique_seconds", "techniques"]
+__all__ = [
+    "RELOCATING",
+    "TECHNIQUES",
+    "PastReconfiguration",
+    "Technique",
+    "change_seconds",
+    "technique_seconds",
+    "techniques",
+]
 
 Technique: TypeAlias = Literal["TDR", "ODMR", "SSR"]
 
 TECHNIQUES: tuple[Technique, ...] = ("TDR", "ODMR", "SSR")
+
+RELOCATING = ("workers", "servers", "data_shares", "model_shares", "loads", *OF_TABLES, *OF_REPLICAS)
+"""Fields of a setting of which a change relocates data or model (Type I); every other one is a system setting (Type II)."""
 
 _EVENLY = 1e-3
 """The weight of a preference for small costs: it decides only what the observations leave open."""
@@ -37,7 +48,7 @@ def techniques(old: Setting, new: Setting) -> frozenset[Technique]:
     """The techniques that a change from one setting to the other needs: none for equal settings.
 
     A change of workers or of their data shares is I-a; of servers or of their model shares I-b; a worker that becomes a
-    server is both. Every other field is a system setting, II.
+    server is both. A field that is not among `RELOCATING` is a system setting, II.
     """
     needed = set[Technique]()
     (data, model), (new_data, new_model) = _by_node(old), _by_node(new)
@@ -45,8 +56,7 @@ def techniques(old: Setting, new: Setting) -> frozenset[Technique]:
         needed.add("TDR")
     if model != new_model or any(getattr(old, f) != getattr(new, f) for f in (*OF_TABLES, *OF_REPLICAS)):
         needed.add("ODMR")
-    relocating = ("workers", "servers", "data_shares", "model_shares", "loads", *OF_TABLES, *OF_REPLICAS)
-    if any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in relocating):
+    if any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in RELOCATING):
         needed.add("SSR")
     if old.loads != new.loads and "TDR" not in needed:
         needed.add("SSR")

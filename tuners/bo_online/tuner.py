@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import Estimator, Segment
-from tuners.bo_online.costs import PastReconfiguration, change_seconds, techniques
+from tuners.bo_online.costs import RELOCATING, PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Observations, Repeats, Stretch, StretchMemory, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     Encoding,
@@ -94,15 +94,12 @@ _Incumbent = Literal["current", "min", "last"]
 
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
 _STATISTICAL = ("policy", "staleness", "transfer_bits", "batch_size", "loads", "learning_rate", "momentum")
-_ROLES = ("workers", "servers", "loads", "data_shares", "model_shares")
 _ESTIMATOR, _SURROGATE = Estimator(), Surrogate(scale="log", least_noise=0.01, length=2.0)
 _PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
 _DRAWS = 100  # at most, for an initial setting that the job admits
 _SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
-_SHARE = (
-    1.0,
-    0.25,
-)  # of the seconds left, what the initial phase may take: an early estimate of them is low; a count is not
+_SHARE_OF_COUNTED = 0.25  # of the seconds left, what the initial phase may take where the target counts clocks or samples
+_SHARE_OF_ESTIMATED = 1.0  # the same where the seconds left are estimated from losses: early estimates are too low
 _SEARCH = 0.2  # of the job's seconds by now, that trials may have taken without saving them
 _FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
@@ -110,7 +107,7 @@ _LOOKED_AT = 500  # of the best candidates, for one that the job admits
 _REFIT = 1.1  # growth of the number of observations after which hyper-parameters are fitted again
 
 
-def _no_system_knob_is_free(job: Job, knobs: Literal["system", "all"] = "system") -> str:
+def _no_system_knob_is_free(job: Job, knobs: Literal["system", "all"]) -> str:
     return "" if _tuned(job, knobs) else f"None of the {'system' if knobs == 'system' else 'tuned'} knobs is free here."
 
 
@@ -197,10 +194,11 @@ def bo_online(
     yield from observed()
     if history.blind:
         return
+    share = _SHARE_OF_COUNTED if job.target.counts else _SHARE_OF_ESTIMATED
     began, rows = history.since, initial_rows(history.encoding, settings - (counting == "code"), history.rng, design)
     for tried, row in enumerate(rows):
         spent = (history.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
-        if careful and spent > _SHARE[job.target.counts] * _least_seconds_left(known()):
+        if careful and spent > share * _least_seconds_left(known()):
             break
         two_parts = apart and frozenset({"SSR"}) not in {c.needed for c in history.changes}
         if (yield from _begin_with(history, row, how, two_parts)):
@@ -421,7 +419,7 @@ def _begin_with(history: JobHistory, row: _Floats, how: Method | None, apart: bo
         if setting is not None and key not in history.tried:
             history.tried.add(key)
             if apart and techniques(history.setting, setting) > {"SSR"}:
-                yield from _change(history, replace(setting, **{f: getattr(history.setting, f) for f in _ROLES}), how)
+                yield from _change(history, replace(setting, **{f: getattr(history.setting, f) for f in RELOCATING}), how)
             if (yield from _change(history, setting, how)):
                 return True
             refusals += 1

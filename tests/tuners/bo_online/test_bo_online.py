@@ -11,6 +11,7 @@ from tests.tuners.bo_online.test_convergence import hogwild_losses
 from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Setting, Space, Target
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator
+from tuners.bo_online.costs import techniques
 from tuners.bo_online.repository import triples
 from tuners.bo_online.surrogate import Surrogate
 from tuners.bo_online.tuner import JobHistory, Proposal, proposals
@@ -100,6 +101,19 @@ def test_one_change_is_made_in_parts_so_that_costs_can_be_told_apart():
     before, after = [START, *whole][extra], parts[extra + 1]
     assert parts[extra] == replace(after, workers=before.workers, servers=before.servers)
     assert parts[:extra] + parts[extra + 1 : 11] == whole[:10]
+
+
+def test_the_first_part_of_a_change_relocates_nothing_of_embedding_tables_either():
+    knobs = (*GOAL.space.knobs, Choice("placement", ("range", "hash")), Integer("hot_blocks", 0, 8))
+    tables = replace(GOAL, blocks=8, space=replace(GOAL.space, knobs=knobs, blocks=8))
+    whole, parts = (
+        changes(played(partial(bo_online, apart=a, careful=False, knobs="all"), most=23, job=tables)) for a in (False, True)
+    )
+    extra = next(i for i, setting in enumerate(parts) if setting != whole[i])
+    before, after = [START, *whole][extra], parts[extra + 1]
+    assert after == whole[extra]
+    assert after.placement != before.placement or after.hot_blocks != before.hot_blocks
+    assert techniques(before, parts[extra]) == {"SSR"}
 
 
 def test_threads_are_coupled_and_rates_left_alone():
