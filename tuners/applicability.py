@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def nothing_to_tune_if(reason: Callable[..., str]) -> Callable[[F], F]:
     """Attach to a tuner's factory a function of the job that returns why there is nothing to tune in it, or "".
 
-    `reason` may have keyword arguments of the same names as options of the factory, with the same defaults.
+    `reason` may have further arguments of the same names as options of the factory: it is given their values.
     """
 
     def attach(factory: F) -> F:
@@ -42,7 +42,7 @@ def nothing_to_tune_if(reason: Callable[..., str]) -> Callable[[F], F]:
 def nothing_to_tune(factory: TunerFactory, job: Job) -> str:
     """A sentence that says why a tuner of `factory` would change nothing in `job`; "" if it would, or does not say.
 
-    Options that a `functools.partial` gives to the factory count.
+    The factory's options count: its defaults, and what a `functools.partial` gives it.
     """
     plain: Any = factory
     options: dict[str, Any] = {}
@@ -52,8 +52,9 @@ def nothing_to_tune(factory: TunerFactory, job: Job) -> str:
     reason = getattr(plain, "nothing_to_tune", None)
     if reason is None:
         return ""
+    defaults = {p.name: p.default for p in signature(plain).parameters.values() if p.default is not p.empty}
     known = signature(reason).parameters
-    return str(reason(job, **{name: value for name, value in options.items() if name in known}))
+    return str(reason(job, **{name: value for name, value in (defaults | options).items() if name in known}))
 
 
 def learns_nothing(job: Job, so: str) -> str:

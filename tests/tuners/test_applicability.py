@@ -143,3 +143,15 @@ def test_the_predicate_stays_beside_the_factory():
     assert mine.__name__ == "mine"
     assert nothing_to_tune(partial(mine, trials=5), job("no knobs")) == "No knob is free here."
     assert nothing_to_tune(partial(mine, trials=5), job()) == ""
+
+
+def test_a_predicate_is_given_the_defaults_of_the_factory():
+    def too_few(of, trials):
+        return "" if trials >= 3 else f"{trials} trials tell nothing."
+
+    @nothing_to_tune_if(too_few)
+    def mine(of, *, trials=2):
+        yield from Run(clocks=trials)
+
+    assert nothing_to_tune(mine, job()) == "2 trials tell nothing."
+    assert nothing_to_tune(partial(mine, trials=5), job()) == ""

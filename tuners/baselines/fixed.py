@@ -38,11 +38,11 @@ def _nothing_to_set(job: Job, policy: str) -> str:
     return _nothing_to_change(job, replace(job.start, policy=policy))
 
 
-def _nothing_to_set_for_ssp(job: Job, staleness: int = 3) -> str:
+def _nothing_to_set_for_ssp(job: Job, staleness: int) -> str:
     return _nothing_to_change(job, replace(job.start, policy="ssp", staleness=staleness))
 
 
-def _nothing_to_set_for_dssp(job: Job, low: int = 3, high: int = 15) -> str:
+def _nothing_to_set_for_dssp(job: Job, low: int, high: int) -> str:
     named = _named_dssp(job, low, high)
     return policy_cannot_be_installed(job) if named is None else _nothing_to_change(job, named)
 

@@ -54,7 +54,7 @@ from tuners.settings import Node
 __all__ = ["cruise"]
 
 
-def _roles_are_held(job: Job, blocks: bool = False) -> str:
+def _roles_are_held(job: Job, blocks: bool) -> str:
     if blocks:
         return "" if job.blocks and job.space.frees("block") else "No blocks of embedding tables are free here."
     free = job.space.frees("worker_count") or job.space.frees("role")

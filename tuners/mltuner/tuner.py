@@ -57,7 +57,7 @@ MakeSearcher: TypeAlias = Callable[[Space, Sequence[int]], Searcher]
 _SHARE = 0.5  # share of the budget after which the first search begins no further trial
 
 
-def _nothing_is_free(job: Job, tuned: Which = "all", *, as_printed: bool = False) -> str:
+def _nothing_is_free(job: Job, tuned: Which, as_printed: bool) -> str:
     """Why there is nothing to tune in `job`, or "". Unlike the paper's form, ours tunes the policy, too."""
     return no_tunable_is_free(job, tuned) if as_printed else no_move_is_free(job, tuned)
 
