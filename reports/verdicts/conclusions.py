@@ -81,13 +81,14 @@ def answer(rows: pl.DataFrame) -> Answer:
         oracle = rows.row(by_predicate=pl.col("tuner") == ORACLE, named=True)
         rest.append(f"; oracle {_amount(oracle)}")
     rest.append(".")
+    undecided = REFERENCE in close  # whether to tune at all
     if leader["tuner"] == REFERENCE:
         before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
-    elif REFERENCE in close:
+    elif undecided:
         before, why = f"No tuner is told apart from fixed. The least mean {_WORDS[leader['minimise']].what} has ", ""
     else:
         before, why = "Use ", ""
-    others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
+    others = [t for t in close if t != REFERENCE]
     apart = [t for t, s in contestants.select("tuner", "standing").iter_rows() if s in ("behind", "ahead")]
     if int(leader["seeds"]) < LEAST_BLOCKS:
         why += " Fewer than three seeds tell nothing apart."
@@ -95,7 +96,7 @@ def answer(rows: pl.DataFrame) -> Answer:
         why += f" Not told apart from it: {few(others)}."
     elif apart:
         why += " All others are told apart from it."
-    if before.startswith("No"):
+    if undecided:
         why += _more_seeds(leader)
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
 
@@ -147,8 +148,8 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
             sentences.append(f"{word} than {REFERENCE}: {listed(map(_with_ratio, found))}.")
     unclear = [r for r in timed if not side_of_reference(r)]
     if unclear:
-        few = " (fewer than three seeds tell nothing apart)" if all(r["seeds"] < LEAST_BLOCKS for r in unclear) else ""
-        sentences.append(f"Not told apart from {REFERENCE}{few}: {listed(map(_with_ratio, unclear))}.")
+        why = " (fewer than three seeds tell nothing apart)" if all(r["seeds"] < LEAST_BLOCKS for r in unclear) else ""
+        sentences.append(f"Not told apart from {REFERENCE}{why}: {listed(map(_with_ratio, unclear))}.")
     if untimed:
         sentences.append(f"Every run failed: {listed(r['tuner'] for r in untimed)}.")
     return sentences

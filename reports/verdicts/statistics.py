@@ -207,23 +207,24 @@ def compare(
             f"Cannot compare {len(tuners)} tuners by values of shape {values.shape}: give one per block and tuner."
         )
     k = len(tuners)
-    means = _means(values, [i for i in range(k) if may_lead is None or tuners[i] in may_lead])
+    leading = [i for i in range(k) if may_lead is None or tuners[i] in may_lead]
+    means = _means(values, leading)
     order = sorted(range(k), key=lambda i: (math.isnan(means[i]), means[i], tuners[i]))
     pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
     differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
     raw = dict(zip(pairs, _p_values(differences, test), strict=True))
-    able = [i for i in order if (may_lead is None or tuners[i] in may_lead) and not math.isnan(means[i])]
+    able = [i for i in order if i in leading and not math.isnan(means[i])]
     apart = np.array([_mean_of_each(values[:, [i]] - values) for i in range(k)]).reshape(k, k)
     leader = min(able, key=lambda i: max(round(d, 12) for d in apart[i, able] if not math.isnan(d)), default=None)
-    fixed = list(tuners).index(reference) if reference in tuners else None
+    base = list(tuners).index(reference) if reference in tuners else None
     tested = [pair for pair, p in raw.items() if not math.isnan(p)]
-    known_before = sum(fixed in pair for pair in tested)
+    known_before = sum(base in pair for pair in tested)
     others = len(tested) - known_before
     of_reference = others / known_before if others and known_before else 1.0  # together they weigh as much as all others
-    weights = [of_reference if fixed in pair else 1.0 for pair in raw]
+    weights = [of_reference if base in pair else 1.0 for pair in raw]
     corrected = dict(zip(raw, holm(list(raw.values()), weights), strict=True))
     p_leader, p_reference = (
-        {tuners[a if b == one else b]: p for (a, b), p in corrected.items() if one in (a, b)} for one in (leader, fixed)
+        {tuners[a if b == one else b]: p for (a, b), p in corrected.items() if one in (a, b)} for one in (leader, base)
     )
     return PairedComparison(
         tuple(tuners[i] for i in order),
@@ -233,7 +234,7 @@ def compare(
         p_leader,
         p_reference,
         values.shape[0],
-        sum(not math.isnan(p) for p in raw.values()),
+        len(tested),
     )
 
 
