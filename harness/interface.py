@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PlayedRun", "compare", "deploy", "load_results", "play", "scenario"]
 
-_Scenarios: TypeAlias = str | Path | Scenario
-_Tuners: TypeAlias = str | TunerFactory
+_GivenScenario: TypeAlias = str | Path | Scenario
+_GivenTuner: TypeAlias = str | TunerFactory
 
 
 def compare(
-    scenarios: _Scenarios | Sequence[_Scenarios] = "digits",
-    tuners: _Tuners | Sequence[_Tuners] = "all",
+    scenarios: _GivenScenario | Sequence[_GivenScenario] = "digits",
+    tuners: _GivenTuner | Sequence[_GivenTuner] = "all",
     *,
     seeds: int | None = None,
     jobs: int | None = None,
@@ -119,8 +119,8 @@ class PlayedRun:
 
 
 def play(
-    scenario: _Scenarios = "digits",
-    tuner: _Tuners = "fixed",
+    scenario: _GivenScenario = "digits",
+    tuner: _GivenTuner = "fixed",
     *,
     seed: int = 0,
     watch: Callable[[Exchange], None] | None = None,
@@ -146,8 +146,8 @@ def play(
 
 
 def deploy(
-    scenario: _Scenarios,
-    tuner: _Tuners = "fixed",
+    scenario: _GivenScenario,
+    tuner: _GivenTuner = "fixed",
     *,
     out: str | Path | None = None,
     seed: int = 0,
@@ -197,7 +197,7 @@ def _seed(given: Any) -> int:
     return seed
 
 
-def _loaded(given: _Scenarios) -> Scenario:
+def _loaded(given: _GivenScenario) -> Scenario:
     (one,) = _checked([given])
     return one if isinstance(one, Scenario) else load(one)
 
@@ -228,7 +228,7 @@ def _entries(tuners: Any) -> list[Entry]:
     return found
 
 
-def _contestant(tuner: _Tuners) -> Entry:
+def _contestant(tuner: _GivenTuner) -> Entry:
     """The entry of a tuner that plays single runs. Raises ValueError for a reference."""
     return resolve_contestant(tuner) if isinstance(tuner, str) else entry_of(tuner)
 

@@ -169,12 +169,10 @@ class Space:
                 continue  # the range of a weight limits the search, not the share that results from it
             value = _value(self, knob.name, setting)
             if not knob.contains(value) and (in_force is None or value != _value(self, knob.name, in_force)):
-                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
-                raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {allowed}.")
+                raise Rejected(f"Cannot set {knob.name} to {value!r}: this scenario allows {_allowed(knob)}.")
             if knob.name == "local_steps" and (outside := [p for p in setting.node_steps if not knob.contains(p[1])]):
-                allowed = knob.options if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
                 raise Rejected(
-                    f"Cannot take {outside[0][1]} local steps on {outside[0][0]!r}: this scenario allows {allowed}."
+                    f"Cannot take {outside[0][1]} local steps on {outside[0][0]!r}: this scenario allows {_allowed(knob)}."
                 )
         if self.recorded and setting not in self.recorded:
             wanted = ", ".join(f"{name} {value}" for name, value in self.values(setting).items())
@@ -370,6 +368,11 @@ def _normalised(family: str, members: tuple[str, ...], values: Mapping[str, Scal
     weights = [float(values.get(f"{family}/{m}", 0.0)) for m in members]
     total = sum(weights)
     return tuple(w / total for w in weights) if total > 0 else ()
+
+
+def _allowed(knob: Knob) -> str:
+    """The values that a knob can have, in words."""
+    return str(knob.options) if isinstance(knob, Choice) else f"{knob.low} to {knob.high}"
 
 
 def _node_of(knob: Knob) -> str | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,7 +248,7 @@ def _extend(search: _Search, trial: _Trial, seconds: float) -> Generator[Action[
 
 def _train(search: _Search, trial: _Trial, run: Run) -> Generator[Action[Any], Any, None]:
     try:
-        seen = yield from replace(run)
+        seen = yield from run
     except Rejected:
         trial.lost = True
         return

@@ -67,6 +67,7 @@ MODES = (
     Mode("k_sync(0.4k)", 0.4, 0.4),
     Mode("k_sync(0.7k)", 0.7, 0.7),
 )
+_ASP = 0  # index into `MODES`
 _THRESHOLDS = np.array([mode[1:] for mode in MODES], np.float32)  # [modes, 2]
 
 
@@ -114,8 +115,9 @@ def rule_network(*, round_from: float, mode: int, undone: float, seed: int | Non
     job[:, 0], values[0] = 0.0, 0.0
     job[JOB.index("fresh"), 0], job[JOB.index("drift"), 0] = 1.0, -undone / 4
     job_biases[0] = -np.log(round_from)
-    values[0, MODES.index(MODES[0])], values[0, mode] = -1.0, 1.0
-    biases -= 0.0 if seed is not None else 9.0 * np.array([n not in (0, mode) for n in range(len(MODES))])
+    values[0, _ASP], values[0, mode] = -1.0, 1.0
+    if seed is None:  # the other modes are never chosen: values lie within -1 and 1
+        biases -= 9.0 * np.array([n not in (_ASP, mode) for n in range(len(MODES))])
     return PooledNetwork(*(np.asarray(x, np.float32) for x in (worker, worker_biases, job, job_biases, values, biases)))
 
 

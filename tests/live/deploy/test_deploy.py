@@ -162,8 +162,8 @@ def test_a_dry_run_of_a_contest_names_its_tuners_and_its_folder(here, capsys):
     assert main(["deploy", "small.toml", "--tuners", "fixed,ssp[staleness=2]", "--seeds", "2"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == (
-        "A contest of fixed, ssp[staleness=2], 2 seeds each. 4 jobs, one after the other, of at most 100 s each: 400 s in all,"
-        " besides the time to start them. The first job:"
+        "A contest of fixed, ssp[staleness=2], 2 seeds each. 4 jobs, one after the other, of at most 100 s each: 400 s in"
+        " all, besides the time to start them. The first job:"
     )
     assert "tuner      fixed, seed 0" in said
     assert "folder     deployed/small-contest" in said
