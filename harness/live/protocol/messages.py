@@ -250,6 +250,8 @@ class EvaluationResult(_Head, frozen=True):
 
 # ----------------------------------------------------------------------------------------------- transfers of blocks
 
+# `BranchVectors` and `StagedPart` are parts of the messages after them, and are never sent alone.
+
 
 class BranchVectors(_Head, frozen=True):
     """The vectors of one branch (parameters, optimizer slots, group sum); one array per vector and run."""
@@ -276,7 +278,8 @@ class BlockData(_Head, frozen=True):
 
 
 class SnapshotCopy(_Head, frozen=True):
-    """Owner to its backup server: blocks as of the snapshot at entry `index`; arrays of `branches`."""
+    """Owner to who keeps a copy, another server or the coordinator: blocks as of the snapshot at entry `index`; arrays of
+    `branches`."""
 
     index: int
     runs: Runs
