@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tuners.actions import Action, Fork, Job, Rejected, Run, Window
-from tuners.mltuner.summarizer import ProgressSummary, Summariser
+from tuners.mltuner.summariser import ProgressSummary, Summariser
 from tuners.search.branches import TrainedBranch, drop, fork
 from tuners.search.epochs import epoch_clocks
 from tuners.search.searchers import Point, Searcher

@@ -3,7 +3,7 @@ Gibbons, "MLtuner: System Support for Automatic Machine Learning Tuning", 2018).
 its public code differ.
 
 Settings are tried in branches of the running job, each for a short time, and the branch whose training loss falls fastest
-goes on (`tuners.mltuner.trials`, which has Algorithm 1, and `tuners.mltuner.summarizer`). After every epoch the model is
+goes on (`tuners.mltuner.trials`, which has Algorithm 1, and `tuners.mltuner.summariser`). After every epoch the model is
 validated; if it has not improved for some epochs, the tunables are tuned again (Section 4.4). The tuner uses training losses
 during a search and validation quality between searches. Where we differ or had to choose:
 
@@ -42,7 +42,7 @@ from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import AboveZero, Count, NonNegative, Whole
 from tuners.mltuner.frugal import frugal
 from tuners.mltuner.moves import no_move_is_free
-from tuners.mltuner.summarizer import Summariser
+from tuners.mltuner.summariser import Summariser
 from tuners.mltuner.trials import Rules, find, warn_of
 from tuners.search.branches import TrainedBranch, drop, fork
 from tuners.search.epochs import plateaued, train_epoch, validate

@@ -9,7 +9,7 @@ import pytest
 from tests.support.forest import EPOCH, RATE, Forest, Scripted, job
 from tuners.actions import Target
 from tuners.mltuner import mltuner
-from tuners.mltuner.summarizer import Summariser
+from tuners.mltuner.summariser import Summariser
 from tuners.settings import Choice
 from tuners.testing import exchanges
 

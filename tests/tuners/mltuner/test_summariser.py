@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.forest import NODES, RATE, START, job
-from tuners.mltuner.summarizer import ProgressSummary, Summariser
+from tuners.mltuner.summariser import ProgressSummary, Summariser
 from tuners.search.tunables import heavy_ball, tunables
 from tuners.settings import Choice, Integer, Real
 from tuners.space import Space
