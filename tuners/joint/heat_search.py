@@ -8,8 +8,9 @@ anything yet, at the hottest that does no harm.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
-from tuners.actions import Setting
+from tuners.actions import Evaluate, Rejected, Setting
 from tuners.joint.heat import Heat
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.training import Glance, Snapshot, Steps, Training
@@ -22,6 +23,7 @@ _IDLE = 0.02  # nats of training loss in a window that are no progress
 _LITTLE = 0.1  # the same, that are little: a heat four times as high may still be far from too hot
 _LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has recovered
 _HURT = 0.2  # nats of training loss above the best that are no noise
+_EVALUATION_SHARE = 0.5  # of a window: an evaluation that takes longer is not made for a comparison
 _STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
 _PROBABLE = 0.05  # a chance that the best heat is still higher: what hurts is then not far too hot
@@ -85,6 +87,18 @@ class HeatSearch:
         validated = training.level - gauge.untrained_level
         return seen._replace(validated=validated, helps=seen.helps or gauge.has_learned(seen.level, validated))
 
+    def _validated_before(self, kept: Snapshot | None) -> Steps[tuple[float, float]]:
+        """What the job's first validation of a hotter model is compared with, above the untrained level, and the rise that
+        is no noise: the model `kept` from before, or the untrained one where its evaluation would take too long."""
+        training, gauge = self._training, self._gauge
+        window = 0.0 if training.newest is None else training.newest.seconds
+        if kept is not None and training.job.evaluate_seconds < _EVALUATION_SHARE * window:
+            with suppress(Rejected):
+                found = yield from Evaluate(kept.branch)
+                training.seconds += training.job.evaluate_seconds
+                return min(gauge.level(found.loss, found.accuracy) - gauge.untrained_level, 0.0), gauge.hurt
+        return 0.0, HELPED_NATS / 2
+
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has
         undone half of what an earlier window, before machines were chosen or where all waited, had learned."""
@@ -142,12 +156,12 @@ class HeatSearch:
         noise, and a lucky window would choose a heat that learns nothing.
         """
         training, heat = self._training, self._heat
-        # Where the job has not validated yet, its first validation is compared with the untrained model, whose level is 0.
-        best, noise, validated, kept = seen.level, seen.noise, min(seen.validated, 0.0), (yield from training.snapshot())
+        best, noise, kept = seen.level, seen.noise, (yield from training.snapshot())
+        validated = min(seen.validated, 0.0) if math.isfinite(seen.validated) else math.inf
         setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
             blank = self._gauge.blank_nats  # most of what falls to there is no learning
-            idle = min(best - blank, validated) > -max(_IDLE, 3 * noise)
+            idle = min(best - blank, validated, 0.0) > -max(_IDLE, 3 * noise)
             little = (idle or (best - blank > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)
             little = little and self._is_cool(_STEP**2)
             hotter = heat.scaled(training.setting, _STEP**2 if little else _STEP)
@@ -159,9 +173,12 @@ class HeatSearch:
             if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
+            harm = HELPED_NATS / 2
+            if math.isfinite(seen.validated) and not math.isfinite(validated):
+                validated, harm = yield from self._validated_before(kept)
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
-            worse = math.isfinite(seen.validated) and seen.validated > validated + HELPED_NATS / 2 + drop
+            worse = math.isfinite(seen.validated) and seen.validated > validated + harm + drop
             better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
             harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:

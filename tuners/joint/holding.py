@@ -282,7 +282,9 @@ class Holding:
         cost = windows * drift.window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
         chance = _SERVED * self._chance(hotter)
         saved = likely * (1 - 1 / _STEP) * chance
-        # A trial that serves costs nothing.
+        # A goal that is reached before a trial would end needs none. A trial that serves costs nothing.
+        if left.mean + 2 * left.deviation < cost and self._parts.cost_rule:
+            return None
         if saved <= (1 - chance) * cost and self._parts.cost_rule:
             return None
         why = (
