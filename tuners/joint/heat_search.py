@@ -87,17 +87,17 @@ class HeatSearch:
         validated = training.level - gauge.untrained_level
         return seen._replace(validated=validated, helps=seen.helps or gauge.has_learned(seen.level, validated))
 
-    def _validated_before(self, kept: Snapshot | None) -> Steps[tuple[float, float]]:
-        """What the job's first validation of a hotter model is compared with, above the untrained level, and the rise that
-        is no noise: the model `kept` from before, or the untrained one where its evaluation would take too long."""
+    def _validated_before(self, kept: Snapshot | None) -> Steps[float]:
+        """The level of the model `kept`, above that of the untrained one; 0, where an evaluation would take too long."""
         training, gauge = self._training, self._gauge
         window = 0.0 if training.newest is None else training.newest.seconds
-        if kept is not None and training.job.evaluate_seconds < _EVALUATION_SHARE * window:
-            with suppress(Rejected):
-                found = yield from Evaluate(kept.branch)
-                training.seconds += training.job.evaluate_seconds
-                return min(gauge.level(found.loss, found.accuracy) - gauge.untrained_level, 0.0), gauge.hurt
-        return 0.0, HELPED_NATS / 2
+        if kept is None or training.job.evaluate_seconds > _EVALUATION_SHARE * window:
+            return 0.0
+        with suppress(Rejected):
+            found = yield from Evaluate(kept.branch)
+            training.seconds += training.job.evaluate_seconds
+            return min(gauge.level(found.loss, found.accuracy) - gauge.untrained_level, 0.0)
+        return 0.0
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has
@@ -173,13 +173,14 @@ class HeatSearch:
             if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
-            harm = HELPED_NATS / 2
-            if math.isfinite(seen.validated) and not math.isfinite(validated):
-                validated, harm = yield from self._validated_before(kept)
+            falls, first = seen.level < best, math.isfinite(seen.validated) and not math.isfinite(validated)
+            if first:
+                validated = 0.0 if falls else (yield from self._validated_before(kept))
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
+            harm = self._gauge.hurt if first and validated < 0 else HELPED_NATS / 2
             worse = math.isfinite(seen.validated) and seen.validated > validated + harm + drop
-            better = seen.validated < validated - HELPED_NATS or (seen.level < best and not worse)
+            better = seen.validated < validated - HELPED_NATS or (falls and not worse)
             harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:
                 fallen = best - seen.level
