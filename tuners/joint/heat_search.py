@@ -178,7 +178,7 @@ class HeatSearch:
                 validated = 0.0 if falls else (yield from self._validated_before(kept))
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
-            harm = self._gauge.hurt if first and validated < 0 else HELPED_NATS / 2
+            harm = self._gauge.hurt if falls or (first and validated < 0) else HELPED_NATS / 2
             worse = math.isfinite(seen.validated) and seen.validated > validated + harm + drop
             better = seen.validated < validated - HELPED_NATS or (falls and not worse)
             harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
