@@ -10,6 +10,7 @@ import pytest
 from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat, stress
+from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import (
     HELPED_NATS,
@@ -860,6 +861,52 @@ def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better
     assert begun.training.setting.learning_rate <= made.start.learning_rate
 
 
+@pytest.mark.parametrize(("trained", "before", "goes_on"), [(1.15, 0.5, False), (1.15, 0.95, True), (0.85, 0.5, True)])
+def test_a_first_validation_is_compared_with_the_model_before_where_the_loss_has_not_fallen(trained, before, goes_on):
+    """A rate that was too hot was held for 500 s, as its model was still better than the untrained one."""
+    made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([(0.9, None), (trained, 0.85)])  # training and validation loss: at 0.1, and at 0.2
+    begun, answers = course(made), Answers(made, flat)
+    answer = answers.answer
+
+    def validated(action):
+        if isinstance(action, Evaluate):
+            return Evaluation(answers.now, 0, before, float("nan"))
+        if not isinstance(action, Run):
+            return answer(action)
+        loss, found = next(glances, (9.0, 9.0))
+        answers.losses = lambda _setting, clocks: [loss] * clocks
+        seen = () if found is None else (Evaluation(answers.now, 0, found, float("nan")),)
+        return replace(answer(action), evaluations=seen)
+
+    answers.answer = validated
+    answers.run(HeatSearch(begun.training, begun.heat).run())
+    assert answers.changes()[0].learning_rate == pytest.approx(0.2)
+    assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
+
+
+@pytest.mark.parametrize(("trained", "goes_on"), [(0.6, True), (1.0, False)])
+def test_a_validation_that_is_worse_by_noise_does_not_undo_a_clear_fall_of_the_loss(trained, goes_on):
+    """Logistic regression had 58 % right, and 44 % one window later, while both of its losses fell: the rate was halved."""
+    target = replace(job().target, metric="accuracy", value=0.9)
+    made = of(space=(replace(RATE, high=1.0),), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    glances = iter([(0.7, 0.7, 0.58), (trained, 0.6, 0.46)])  # training loss, validation loss and accuracy
+    begun, answers = course(made, prior=True), Answers(made, flat)
+    begun.gauge.begin(1.0, 0.1)
+    answer = answers.answer
+
+    def validated(action):
+        if not isinstance(action, Run):
+            return answer(action)
+        loss, *found = next(glances, (9.0, 9.0, 0.1))
+        answers.losses = lambda _setting, clocks: [loss + 0.3 * (-1) ** i for i in range(clocks)]
+        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, *found),))
+
+    answers.answer = validated
+    answers.run(HeatSearch(begun.training, begun.heat).run())
+    assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
+
+
 def test_the_rate_follows_the_mini_batch_that_is_chosen():
     """A rate that large mini-batches had learned well at blew the model up where small ones were chosen instead."""
     made = of(space=(RATE, Choice("batch_size", (4, 16))), start=replace(job().start, policy="asp", momentum=0.0))
@@ -1065,6 +1112,15 @@ def test_a_heat_that_was_left_as_too_hot_is_less_likely_to_serve():
     before, chance = holding.held, holding._chance(holding.held)
     answers.run(holding._step_back())
     assert holding._chance(before) == pytest.approx(chance / 4)
+
+
+@pytest.mark.parametrize(("away", "tried"), [(0.1, False), (3.0, True)])
+def test_nothing_hotter_is_tried_where_the_goal_is_reached_before_the_trial_ends(away, tried):
+    """110 +- 9 s before its target, `learning` 309 began a trial of 180 s, which failed and threw the model off."""
+    levels = [-0.2 * i for i in range(8)]
+    holding, _ = holding_of(levels)
+    holding.times = [100.0 + i for i in range(8)]
+    assert (holding._trial(holding._drift(levels[-1] - away)) is not None) is tried
 
 
 @pytest.mark.parametrize(("fall", "cooled"), [(0.1, False), (0.01, True)])
