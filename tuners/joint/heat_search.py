@@ -2,7 +2,7 @@
 
 The heat comes down while it hurts, then doubles window by window until it brings nothing more. The job continues from the
 best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has learned
-anything yet, at the hottest that does no harm.
+anything yet, at the hottest that does no harm and that other jobs may well have.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _HURT = 0.2  # nats of training loss above the best that are no noise
 _EVALUATION_SHARE = 0.5  # of a window: an evaluation that takes longer is not made for a comparison
 _STEP = 2.0  # factor of the heat, upwards
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
+_MAY_SERVE = 0.25  # a chance that the best heat is higher: below, a heat is left that brings no more than noise
 _PROBABLE = 0.05  # a chance that the best heat is still higher: what hurts is then not far too hot
 
 
@@ -134,6 +135,11 @@ class HeatSearch:
         expected = self._heat.expected
         return expected is None or expected.chance_above(factor * self._heat.of(self._training.setting)) >= 0.5
 
+    def _may_serve(self) -> bool:
+        """Whether the best heat may well be as high as the present one, as far as is known from other jobs."""
+        expected = self._heat.expected
+        return expected is None or expected.chance_above(self._heat.of(self._training.setting)) > _MAY_SERVE
+
     def _rise_from_below(self, start: Setting) -> Steps[tuple[Setting, Snapshot | None] | None]:
         """The same from decades below `start`: it may have lost the untrained model at once, and no heat helps it since."""
         yield from self._training.begin_again(start, "no heat has helped: again from the untrained model")
@@ -152,8 +158,8 @@ class HeatSearch:
         and a snapshot of its model.
 
         By four while a window brings little, else by two; a step by four that does not serve is taken back, and halved.
-        While nothing happens, the hottest that does no harm is the best: short windows do not tell small progress from
-        noise, and a lucky window would choose a heat that learns nothing.
+        While nothing happens, the hottest that does no harm is the best, as far as it may well serve: short windows do not
+        tell small progress from noise, and a lucky window would choose a heat that learns nothing, or one far too high.
         """
         training, heat = self._training, self._heat
         best, noise, kept = seen.level, seen.noise, (yield from training.snapshot())
@@ -173,7 +179,10 @@ class HeatSearch:
             if not (yield from training.change(hotter, why)):
                 break
             seen = yield from training.glance()
-            falls, first = seen.level < best, math.isfinite(seen.validated) and not math.isfinite(validated)
+            # Where nothing was learned yet, a heat that is hardly probable is to bring more than noise.
+            serves = not idle or self._may_serve()
+            falls = seen.level < best - (0.0 if serves else 2 * seen.noise)
+            first = math.isfinite(seen.validated) and not math.isfinite(validated)
             if first:
                 validated = 0.0 if falls else (yield from self._validated_before(kept))
             # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
@@ -181,7 +190,7 @@ class HeatSearch:
             harm = self._gauge.hurt if falls or (first and validated < 0) else HELPED_NATS / 2
             worse = math.isfinite(seen.validated) and seen.validated > validated + harm + drop
             better = seen.validated < validated - HELPED_NATS or (falls and not worse)
-            harmless = idle and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
+            harmless = idle and serves and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise
             if (better or harmless) and not training.diverged:
                 fallen = best - seen.level
                 best, noise, setting, bad = min(best, seen.level), seen.noise, training.setting, 0

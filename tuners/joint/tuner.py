@@ -28,8 +28,9 @@ made only where it is expected to save more than it costs. In the order in which
 4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
-   learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of
-   short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
+   learned anything yet, at the hottest that does no harm and that other jobs may well have. To give every class its
+   frequency is not learning. Where the loss has not fallen, the job's first validation is compared with the model before.
+   Races of short forks would not do: they always prefer the cooler setting, because it sheds noise at once.
    Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
    gradients count at once.
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it

@@ -907,6 +907,22 @@ def test_a_validation_that_is_worse_by_noise_does_not_undo_a_clear_fall_of_the_l
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
 
+@pytest.mark.parametrize(("high", "goes_on"), [(1.0, False), (30.0, True)])
+def test_noise_does_not_lead_to_a_heat_that_other_jobs_hardly_have(high, goes_on):
+    """Clicks on rare rows: no short window told anything, so the rate rose to eight times that of the start, for 300 s."""
+    made = of(space=(replace(RATE, high=high),), start=replace(job().start, learning_rate=0.2, momentum=0.0))
+    falls = iter([1.0, 0.998, 0.996, 0.994, 0.992])
+    begun, answers = course(made, prior=True), Answers(made, flat)
+
+    def losses(_setting, clocks):
+        loss = next(falls, 0.99)
+        return [loss + 0.1 * (-1) ** i for i in range(clocks)]
+
+    answers.losses = losses
+    answers.run(HeatSearch(begun.training, begun.heat).run())
+    assert (begun.training.setting.learning_rate > 0.25) is goes_on
+
+
 def test_the_rate_follows_the_mini_batch_that_is_chosen():
     """A rate that large mini-batches had learned well at blew the model up where small ones were chosen instead."""
     made = of(space=(RATE, Choice("batch_size", (4, 16))), start=replace(job().start, policy="asp", momentum=0.0))
