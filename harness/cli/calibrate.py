@@ -110,6 +110,12 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         "from the recording)",
     )
     command.add_argument(
+        "--independent-flows",
+        action=argparse.BooleanOptionalAction,
+        help="each flow of a worker and a server ends by itself, where servers are unlike (default: chosen from the "
+        "recording; yes where it has no such servers)",
+    )
+    command.add_argument(
         "--snapshot-clocks",
         type=whole(0),
         metavar="N",
@@ -319,6 +325,7 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
             jitter=options.jitter,
             discipline=options.discipline or Constants().discipline,
             control_queue=options.control_queue or 0.0,
+            independent_flows=bool(options.independent_flows),
         )
         noise = recording.noise
         made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)
@@ -333,6 +340,7 @@ def links_left_open(options: argparse.Namespace) -> tuple[Sharing, ...]:
         Sharing(
             options.discipline or form.discipline,
             form.control_queue if options.control_queue is None else options.control_queue,
+            form.independent_flows if options.independent_flows is None else options.independent_flows,
         )
         for form in FORMS
     ]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from simulators.calibration.stations import Stations, Visits, together, visits
 from simulators.engine.inputs import CycleCosts
 
 __all__ = ["Plant", "Spans", "spans"]
@@ -35,6 +36,7 @@ class Plant(NamedTuple):
     costs: CycleCosts
     jitter: float  # coefficient of variation of compute times
     sleep_seconds: float  # mean per mini-batch
+    stations: Stations | None = None  # None: all servers are one station, as large as the busiest one
 
 
 class Spans(NamedTuple):
@@ -50,9 +52,10 @@ def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
     """The parts of a cycle under each of n `plants`; `barrier` says where all workers wait for each other."""
     found = np.empty((4, len(plants)))
     for held, form in ((False, _without_barrier), (True, _at_barrier)):
-        mine = [i for i, b in enumerate(barrier) if b == held]
-        if mine:
-            found[:, mine] = form([plants[i] for i in mine])
+        for apart in (False, True):
+            mine = [i for i, b in enumerate(barrier) if b == held and (plants[i].stations is not None) == apart]
+            if mine:
+                found[:, mine] = form([plants[i] for i in mine])
     return Spans(*found)
 
 
@@ -66,17 +69,33 @@ class _Arrays(NamedTuple):
     alone: _Pair  # seconds of a pull and of a push that have the links for themselves, [n, k]
     shared: _Pair  # seconds that they take of the servers' links, [n, 1]
     apply: NDArray[np.float64]  # seconds, [n, 1]
+    ways: tuple[Visits, Visits] | None  # of pulls and of pushes, where servers are stations of their own
 
 
 def _without_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
     """The parts of a cycle of each plant, [4, n]."""
     of = _arrays(plants)
-    return np.stack(_network(of.active, of.compute + of.overhead, of.alone, of.shared, of.apply))[:, :, 0]
+    think = of.compute + of.overhead
+    if of.ways is not None:
+        return np.stack(_network_of_stations(of.active, think, of.ways, of.apply))[:, :, 0]
+    return np.stack(_network(of.active, think, of.alone, of.shared, of.apply))[:, :, 0]
 
 
 def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
     """The parts of a synchronous step of each plant, [4, n]."""
-    return np.stack(_barrier(*_arrays(plants)))[:, :, 0]
+    of = _arrays(plants)
+    workers = of.active.sum(axis=1, keepdims=True)
+    if of.ways is not None:
+        pulled, pushed = of.ways
+        alone: _Pair = (pulled.alone, pushed.alone)
+        transfers = [together(way) for way in of.ways]
+    else:
+        alone = of.alone
+        transfers = [
+            np.maximum(np.where(of.active, a, 0.0).max(axis=1, keepdims=True), workers * s)
+            for a, s in zip(of.alone, of.shared, strict=True)
+        ]
+    return np.stack(_barrier(of.active, of.compute, of.overhead, of.jitter, alone, transfers, of.apply))[:, :, 0]
 
 
 def _arrays(plants: Sequence[Plant]) -> _Arrays:
@@ -100,7 +119,11 @@ def _arrays(plants: Sequence[Plant]) -> _Arrays:
     pull, push, apply = each("pull_bytes"), each("push_bytes"), each("apply_seconds")
     alone = (pull / nic, push / nic)
     shared = (pull / each("serve_out"), push / each("serve_in"))
-    return _Arrays(active, compute, overhead, jitter, alone, shared, apply)
+    ways = None
+    stations = [p.stations for p in plants if p.stations is not None]
+    if stations:
+        ways = (visits(stations, active, nic, pull), visits(stations, active, nic, push))
+    return _Arrays(active, compute, overhead, jitter, alone, shared, apply, ways)
 
 
 def _network(
@@ -129,28 +152,62 @@ def _network(
     return mean[0], mean[1], mean[2], active.sum(axis=1, keepdims=True) / total
 
 
+def _network_of_stations(
+    active: NDArray[np.bool_], think: NDArray[np.float64], ways: tuple[Visits, Visits], apply: NDArray[np.float64]
+) -> _Parts:
+    """As `_network`, where each server's link is a station each way, and the slowest flow ends a transfer."""
+    count = ways[0].sizes.shape[2]
+    own = ways[0].service.shape[2] > count
+    everyone, active = active.sum(axis=1, keepdims=True), active[:, : ways[0].sizes.shape[1]]
+    think = think[:, : active.shape[1]]
+
+    def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the other workers add up to, at each worker's stations."""
+        rest: NDArray[np.float64] = of.sum(axis=1, keepdims=True) - of
+        return rest
+
+    spent = [way.service for way in ways]  # seconds at stations, queues included
+    queue = np.broadcast_to(apply, active.shape)
+    for _ in range(_ROUNDS):
+        ends = [(way.direct + x).max(axis=2) for way, x in zip(ways, spent, strict=True)]
+        rate = np.where(active, 1.0 / (think + sum(ends) + queue + 1e-300), 0.0)
+        busy = np.minimum(others(rate * apply), 1.0)
+        pulls, pushes = (rate[:, :, None] * x for x in spent)
+        # Pulls leave servers, and pushes come to them ...
+        leaving, coming = pulls[:, :, :count], pushes[:, :, :count]
+        if own:  # ... but what a worker pulls to its own station comes there, and what it pushes leaves.
+            leaving, coming = leaving + pushes[:, :, count:], coming + pulls[:, :, count:]
+        leaving, coming = others(leaving), others(coming)
+        met = [leaving, coming]
+        if own:
+            met = [np.concatenate(pair, axis=2) for pair in ((leaving, coming), (coming, leaving))]
+        spent = [0.5 * old + 0.5 * way.service * (1.0 + q) for old, way, q in zip(spent, ways, met, strict=True)]
+        queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
+    pull, push = ((way.direct + x).max(axis=2) for way, x in zip(ways, spent, strict=True))
+    rate = np.where(active, 1.0 / (think + pull + push + queue + 1e-300), 0.0)
+    total = rate.sum(axis=1, keepdims=True)
+    mean = [(rate * x).sum(axis=1, keepdims=True) / total for x in (think, pull, push + queue)]
+    return mean[0], mean[1], mean[2], everyone / total
+
+
 def _barrier(
     active: NDArray[np.bool_],
     compute: NDArray[np.float64],
     overhead: NDArray[np.float64],
     jitter: NDArray[np.float64],
     alone: _Pair,
-    shared: _Pair,
+    transfers: Sequence[NDArray[np.float64]],
     apply: NDArray[np.float64],
 ) -> _Parts:
-    """The parts of a synchronous step, each [n, 1]."""
+    """The parts of a synchronous step, each [n, 1]; `transfers` are those of all workers at once."""
     workers = active.sum(axis=1, keepdims=True)
-    transfers = [
-        np.maximum(np.where(active, a, 0.0).max(axis=1, keepdims=True), workers * s)
-        for a, s in zip(alone, shared, strict=True)
-    ]
     constant = overhead.max(axis=1, keepdims=True)
     slowest = _slowest(active, compute, jitter)
     mean = np.where(active, compute, 0.0).sum(axis=1, keepdims=True) / workers
     quickest = np.maximum(2 * mean - slowest, 0.0)
     # Fast workers push while others still compute. The step ends with the slowest worker's own push, with the queue of all
     # applies that starts with the fastest worker, or with the transfers of all pushes, whichever is latest.
-    alone_push = np.where(active, alone[1], 0.0).max(axis=1, keepdims=True)
+    alone_push = np.where(active[:, : alone[1].shape[1]], alone[1], 0.0).max(axis=1, keepdims=True)
     ends = np.stack([slowest + alone_push + apply, quickest + alone_push + workers * apply, quickest + transfers[1] + apply])
     end = ends.max(axis=0)
     return mean + constant, transfers[0], end - mean, transfers[0] + constant + end

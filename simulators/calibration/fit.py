@@ -25,7 +25,7 @@ from simulators.calibration import closed_form
 from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
-from simulators.calibration.links import Sharing, SharingChoice, choose
+from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
 __all__ = [
@@ -108,12 +108,13 @@ def fit_all(
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    choice = None
-    if engine and len(links) > 1:
-        watch(f"choosing how links are shared: {len(links)} forms, {len(rows)} rows")
-        choice = choose(by_workload, given, links, without)
-    if choice is not None:
-        given = {name: choice.links.put_into(constants) for name, constants in given.items()}
+    choice, forms = None, told_apart(links, rows)
+    if engine and len(forms) > 1:
+        watch(f"choosing how links are shared: {len(forms)} forms, {len(rows)} rows")
+        choice = choose(by_workload, given, forms, without)
+    if choice is not None or len(forms) == 1:
+        known = forms[0] if choice is None else choice.links
+        given = {name: known.put_into(constants) for name, constants in given.items()}
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")

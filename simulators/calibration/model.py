@@ -14,6 +14,7 @@ from scipy.stats import chi2
 
 from simulators.branch import stacked
 from simulators.calibration.closed_form import Plant, Spans
+from simulators.calibration.stations import Stations
 from simulators.calibration.stragglers import Sleeper
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
@@ -122,6 +123,13 @@ class Row:
         if any(s.mean_seconds >= _ALIKE * self.cycle_seconds for s in self.sleeps):
             found.add("speeds")
         return frozenset(found)
+
+    @property
+    def unlike_servers(self) -> bool:
+        """Whether servers differ in their links or shares of the model, or also work: flows to them may end one by one."""
+        first = 0 if self.shared else self.workers
+        links, shares = self.nics[first : first + self.servers], self.model_shares
+        return self.servers > 1 and (self.shared or len({*links}) > 1 or len({*shares}) > 1)
 
     @property
     def largest_share(self) -> float:
@@ -285,6 +293,7 @@ class Constants:
     sleeps: Sleeps | None = None
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
     control_queue: float = 0.0  # as in `Cluster`
+    independent_flows: bool = False  # as in `Cluster`
     sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
     snapshots: bool = True  # servers send them, as recorded; otherwise none is taken
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
@@ -326,9 +335,15 @@ def demand(constants: Constants) -> Demand:
 def cluster(constants: Constants, row: Row) -> Cluster:
     """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
-    network = (constants.discipline, constants.latency_seconds, constants.control_queue)
     clocks = row.snapshot_clocks if constants.snapshots else 0
-    return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network, clocks)
+    network = (
+        constants.discipline,
+        constants.latency_seconds,
+        constants.control_queue,
+        clocks,
+        constants.independent_flows,
+    )
+    return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network)
 
 
 # A fit makes them ten thousands of times, and mostly changes constants that are not of the machines.
@@ -338,14 +353,13 @@ def _cluster(
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
     machine: tuple[int, float, float],
-    network: tuple[Literal["maxmin", "uneven"], float, float],
-    snapshot_clocks: int,
+    network: tuple[Literal["maxmin", "uneven"], float, float, int, bool],
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))
     kinds = {(s, n): _node_type("calibrated", machine, s, n) for s, n in dict.fromkeys(each)}
     nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
-    return Cluster(nodes, *network, snapshot_clocks)
+    return Cluster(nodes, *network)
 
 
 def setting(row: Row) -> Setting:
@@ -403,7 +417,22 @@ def plant(constants: Constants, row: Row) -> Plant:
         asleep[: row.workers] = [s.mean_seconds for s in row.sleeps]
         costs = costs._replace(compute_seconds=costs.compute_seconds + asleep)
     sleeps = constants.sleeps
-    return Plant(costs, constants.jitter, sleeps.probability * sleeps.mean_seconds if sleeps else 0.0)
+    asleep_seconds = sleeps.probability * sleeps.mean_seconds if sleeps else 0.0
+    return Plant(costs, constants.jitter, asleep_seconds, _stations(constants, row, made, kept))
+
+
+def _stations(constants: Constants, row: Row, made: Cluster, kept: Setting) -> Stations | None:
+    """The servers, where each is a station of its own; None where one stands for all of them."""
+    if not (row.shared or (constants.independent_flows and row.unlike_servers)):
+        return None
+    kinds = dict(made.nodes)
+    names = list(kinds)
+    return Stations(
+        kept.shares()[1],
+        tuple(min(kinds[n].nic_bytes_per_second, kinds[n].service_bytes_per_second) for n in kept.servers),
+        tuple(names.index(n) for n in kept.servers),
+        constants.independent_flows,
+    )
 
 
 class Estimate(NamedTuple):

@@ -284,7 +284,10 @@ def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def as_chosen(given: Mapping[str, Constants], fits: Mapping[str, Fit]) -> dict[str, Constants]:
     """The initial constants with links that are shared as the `fits` have them."""
-    shared = {name: Sharing(fit.constants.discipline, fit.constants.control_queue) for name, fit in fits.items()}
+    shared = {
+        name: Sharing(fit.constants.discipline, fit.constants.control_queue, fit.constants.independent_flows)
+        for name, fit in fits.items()
+    }
     return {name: shared[name].put_into(c) if name in shared else c for name, c in given.items()}
 
 
@@ -296,6 +299,8 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
         "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
+    if any(r.unlike_servers for r in rows):
+        parts["flows that end by themselves"] = lambda c: replace(c, independent_flows=False)
     if any(r.sleeps for r in rows):
         parts["how stragglers' sleeps vary"] = lambda c: replace(c, sleeps_vary=False)
     if any(r.snapshot_clocks for r in rows):
