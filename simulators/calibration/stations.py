@@ -43,8 +43,8 @@ class Visits(NamedTuple):
 
 
 def visits(plants: Sequence[Stations], active: NDArray[np.bool_], nic: _Array, transfer_bytes: _Array) -> Visits:
-    """Of one way, pulls or pushes of `transfer_bytes` [n, 1], by nodes that are `active` [n, m], with links `nic` [n, m]; the
-    last one that works is number k - 1."""
+    """Of one way, pulls or pushes of `transfer_bytes` [n, 1], by nodes that are `active` [n, m], with links `nic` [n, m];
+    the last one that works is number k - 1."""
     workers = int(np.nonzero(active.any(axis=0))[0].max()) + 1
     size = max(len(p.shares) for p in plants)
 
