@@ -112,8 +112,8 @@ def _add_given(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--independent-flows",
         action=argparse.BooleanOptionalAction,
-        help="each flow of a worker and a server ends by itself, where servers are unlike (default: chosen from the "
-        "recording; yes where it has no such servers)",
+        help="each flow of a worker and a server ends by itself, where servers are unlike (default: yes where parts of "
+        "cycles were timed)",
     )
     command.add_argument(
         "--snapshot-clocks",
@@ -240,7 +240,7 @@ def _of_others(options: argparse.Namespace) -> list[Check]:
     given = initial_constants(known, options)
     with stages("fitting") as watch:
         fits = fit_all(known.rows, given, watch=watch, links=links_left_open(options))
-        network = fit_all(known.rows, given, engine=False)
+        network = fit_all(known.rows, as_chosen(given, fits), engine=False)
         found = [check_other(fits, known, other, origin, "; ".join(origins), network=network) for other, origin in named]
         rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
         for part, lack in (lacking(as_chosen(given, fits), rows) if options.ablate else {}).items():

@@ -25,7 +25,7 @@ from simulators.calibration import closed_form
 from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
-from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
+from simulators.calibration.links import Sharing, SharingChoice, choose
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
 __all__ = [
@@ -97,8 +97,8 @@ def fit_all(
     `given` are the initial constants, by workload. Transfers determine only the ratio of the model's size to the NIC's rate:
     where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
     Without `engine`, the closed form is fitted as it is, for a baseline. How links are shared is chosen from `links` by the
-    error of rows that are left out; it is as `given` without any of them, or where transfers are not fitted. `watch` is told
-    what is fitted next. Raises ValueError for no rows.
+    error of rows that are left out; a single form is taken. It is as `given` without any, or where transfers are not
+    fitted. `watch` is told what is fitted next. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError(
@@ -108,13 +108,15 @@ def fit_all(
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    choice, forms = None, told_apart(links, rows)
-    if engine and len(forms) > 1:
-        watch(f"choosing how links are shared: {len(forms)} forms, {len(rows)} rows")
-        choice = choose(by_workload, given, forms, without)
-    if choice is not None or len(forms) == 1:
-        known = forms[0] if choice is None else choice.links
-        given = {name: known.put_into(constants) for name, constants in given.items()}
+    choice, form = None, None
+    if engine and len(links) > 1:
+        watch(f"choosing how links are shared: {len(links)} forms, {len(rows)} rows")
+        choice = choose(by_workload, given, links, without)
+        form = None if choice is None else choice.links
+    elif links and any(row.has_parts for row in rows):
+        form = links[0]
+    if form is not None:
+        given = {name: form.put_into(constants) for name, constants in given.items()}
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")

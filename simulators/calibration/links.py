@@ -10,7 +10,7 @@ clear that is tells a paired t-test over the combinations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from simulators.calibration.determined import fit_determined, fittable
 from simulators.calibration.least_squares import TimesProblem
 from simulators.calibration.model import Constants, Row, comparable
 
-__all__ = ["FORMS", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
+__all__ = ["FORMS", "OtherSharing", "Sharing", "SharingChoice", "choose"]
 
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
@@ -40,26 +40,12 @@ class Sharing(NamedTuple):
         return replace(constants, **self._asdict())
 
     def __str__(self) -> str:
-        flows = "flows end by themselves" if self.independent_flows else "flows end together"
-        return f"{self.discipline}, control queue {self.control_queue:g}, {flows}"
+        together = "" if self.independent_flows else ", flows end together"
+        return f"{self.discipline}, control queue {self.control_queue:g}{together}"
 
 
-FORMS = tuple(
-    Sharing(discipline, queue, independent)
-    for independent in (True, False)
-    for queue in (0.0, 1.0)
-    for discipline in ("maxmin", "uneven")
-)
-"""Every form that can be chosen, the default first."""
-
-
-def told_apart(forms: Sequence[Sharing], rows: Iterable[Row]) -> tuple[Sharing, ...]:
-    """The forms that `rows` may tell apart: of two that differ in what flows to unlike servers do, the first one where no
-    row has such servers."""
-    if any(row.unlike_servers for row in rows):
-        return tuple(forms)
-    firsts = {(form.discipline, form.control_queue): form for form in reversed(forms)}
-    return tuple(form for form in forms if firsts[form.discipline, form.control_queue] == form)
+FORMS = tuple(Sharing(discipline, queue) for queue in (0.0, 1.0) for discipline in ("maxmin", "uneven"))
+"""Every form that can be chosen, the default first. In all of them flows end by themselves, as real connections do."""
 
 
 class OtherSharing(NamedTuple):

@@ -146,7 +146,8 @@ def check(
     fits = fit_all(recording.rows, given, watch=watch, links=links)
     rows = _in_order(recording)
     _, undivided = in_folds(rows, folds)
-    fitted = _forms(fits, fit_all(recording.rows, given, engine=False), rows, rows, range(len(rows)))
+    network = fit_all(recording.rows, as_chosen(given, fits), engine=False)
+    fitted = _forms(fits, network, rows, rows, range(len(rows)))
     made: list[Prediction] = []
     for split, out, held in _held_out(rows, Lack(given, links=tuple(links)), folds, watch):
         made += _predictions(rows, out, split, fitted.at(out), held)
@@ -178,7 +179,8 @@ def _held_out(
 
     def told(kept: Sequence[Row], out: Sequence[int]) -> _Forms:
         found = fit_all(kept, lack.given, without=lack.without, links=lack.links)
-        network = {} if alone else fit_all(kept, lack.given, without=lack.without, engine=False)
+        shared = as_chosen(lack.given, found)
+        network = {} if alone else fit_all(kept, shared, without=lack.without, engine=False)
         return _forms(found, network, kept, rows, out, whole=not alone)
 
     held, (fold_of, _) = _Forms.empty(len(rows)), in_folds(rows, folds)
