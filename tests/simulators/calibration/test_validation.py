@@ -273,6 +273,11 @@ def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
     asleep = lacking({"toy": Constants()}, [row(2, 1, sleeps=(Sleeper(1.0, 0.5), Sleeper(0.0, 0.0)))])
     assert list(asleep) == ["how stragglers' sleeps vary", *always]
     assert not asleep["how stragglers' sleeps vary"].given["toy"].sleeps_vary
+    apart = {"toy": Constants(independent_flows=True)}
+    assert list(lacking(apart, [row(2, 2)])) == always
+    both = lacking(apart, [row(2, 2, shared=True)])
+    assert list(both) == ["flows that end by themselves", *always]
+    assert not both["flows that end by themselves"].given["toy"].independent_flows
     sent = lacking({"toy": Constants()}, [row(2, 1, snapshot_clocks=20)])
     assert list(sent) == ["snapshots of the servers", *always]
     assert not sent["snapshots of the servers"].given["toy"].snapshots
