@@ -113,7 +113,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         "--independent-flows",
         action=argparse.BooleanOptionalAction,
         help="each flow of a worker and a server ends by itself, where servers are unlike (default: yes where parts of "
-        "cycles were timed)",
+        "cycles were timed, unless the recording clearly says otherwise)",
     )
     command.add_argument(
         "--snapshot-clocks",

@@ -25,7 +25,7 @@ from simulators.calibration import closed_form
 from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
-from simulators.calibration.links import Sharing, SharingChoice, choose
+from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
 __all__ = [
@@ -108,13 +108,13 @@ def fit_all(
     by_workload: dict[str, list[Row]] = {}
     for row in rows:
         by_workload.setdefault(row.workload, []).append(row)
-    choice, form = None, None
-    if engine and len(links) > 1:
-        watch(f"choosing how links are shared: {len(links)} forms, {len(rows)} rows")
-        choice = choose(by_workload, given, links, without)
+    choice, form, forms = None, None, told_apart(links, rows)
+    if engine and len(forms) > 1:
+        watch(f"choosing how links are shared: {len(forms)} forms, {len(rows)} rows")
+        choice = choose(by_workload, given, forms, without)
         form = None if choice is None else choice.links
-    elif links and any(row.has_parts for row in rows):
-        form = links[0]
+    elif forms and any(row.has_parts for row in rows):
+        form = forms[0]
     if form is not None:
         given = {name: form.put_into(constants) for name, constants in given.items()}
     fits: dict[str, Fit] = {}

@@ -4,24 +4,28 @@ Every form is fitted, with the same constants, and predicts each combination of 
 This error is that of the linear model at the solution (`TimesSolution.left_out_costs`): no form is fitted once per
 combination.
 The form with the least error over all workloads of a recording is chosen; of forms with the same error, the first one. How
-clear that is tells a paired t-test over the combinations.
+clear that is tells a paired t-test over the combinations. Flows to unlike servers end by themselves, as those of real
+connections do, unless this test says otherwise: few recordings have many such servers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
-from simulators.calibration.least_squares import TimesProblem
+from simulators.calibration.least_squares import TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row, comparable
 
-__all__ = ["FORMS", "OtherSharing", "Sharing", "SharingChoice", "choose"]
+__all__ = ["FORMS", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
+
+_Costs = NDArray[np.float64]  # of combinations
 
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
@@ -44,8 +48,20 @@ class Sharing(NamedTuple):
         return f"{self.discipline}, control queue {self.control_queue:g}{together}"
 
 
-FORMS = tuple(Sharing(discipline, queue) for queue in (0.0, 1.0) for discipline in ("maxmin", "uneven"))
-"""Every form that can be chosen, the default first. In all of them flows end by themselves, as real connections do."""
+FORMS = tuple(
+    Sharing(discipline, queue, independent)
+    for independent in (True, False)
+    for queue in (0.0, 1.0)
+    for discipline in ("maxmin", "uneven")
+)
+"""Every form that can be chosen, the default first."""
+
+
+def told_apart(forms: Sequence[Sharing], rows: Iterable[Row]) -> tuple[Sharing, ...]:
+    """The forms that `rows` can tell apart: where all servers are alike, only those with the flows of the first one."""
+    if any(row.unlike_servers for row in rows):
+        return tuple(forms)
+    return tuple(form for form in forms if form.independent_flows == forms[0].independent_flows)
 
 
 class OtherSharing(NamedTuple):
@@ -83,46 +99,53 @@ def choose(
     """The form with the least error over all workloads; None where in none of them parts of cycles were timed, of more than
     one combination: of one, nothing is left when it is left out.
 
-    Rows and initial constants are by workload; constants in `without` stay as given. It costs an engine's pass over the
+    Rows and initial constants are by workload; constants in `without` stay as given. Flows do what they do in the first form
+    unless the chosen one with other flows, if that is in `forms`, is clearly better. It costs an engine's pass over the
     settings for each further form, twice, beside one fit of the first form.
     """
-    costs, counts = [], 0
-    for name, mine in rows.items():
-        found = _costs(mine, given[name], forms, without)
-        if found is not None:
-            costs.append(found[0])
-            counts += found[1]
-    if not costs:
+    forms = told_apart(forms, [row for mine in rows.values() for row in mine])
+    fitted = [first for name, mine in rows.items() if (first := _fitted(mine, given[name], forms[0], without)) is not None]
+    if not fitted:
         return None
-    each = np.concatenate(costs, axis=1)  # [forms, combinations]
-    total = each.sum(axis=1)
-    best = int(np.argmax(total <= (1 + _SAME) * total.min()))
-    errors = np.sqrt(2 * total / counts)
-    rivals = [
-        OtherSharing(form, float(errors[i]), _worse(each[i] - each[best])) for i, form in enumerate(forms) if i != best
-    ]
-    return SharingChoice(forms[best], float(errors[best]), tuple(rivals))
+    count = sum(len(first.residuals) for first in fitted)
+
+    def costs(form: Sharing) -> _Costs:
+        return np.concatenate([_under(form, first).left_out_costs() for first in fitted])
+
+    found = {form: costs(form) for form in forms if form.independent_flows == forms[0].independent_flows}
+    least = min(float(of.sum()) for of in found.values())
+    best = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
+    other = best._replace(independent_flows=not best.independent_flows)
+    if other in forms:
+        found[other] = costs(other)
+        if _worse(found[best] - found[other]):
+            best = other
+    errors = {form: math.sqrt(2 * float(of.sum()) / count) for form, of in found.items()}
+    rivals = [OtherSharing(form, errors[form], _worse(of - found[best])) for form, of in found.items() if form != best]
+    return SharingChoice(best, errors[best], tuple(rivals))
 
 
-def _costs(
-    rows: Sequence[Row], given: Constants, forms: Sequence[Sharing], without: Sequence[str]
-) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float64]], int] | None:
-    """Of each form and combination, the cost of leaving it out, [forms, combinations]; and the number of residuals."""
+def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Sequence[str]) -> TimesSolution | None:
+    """The rows of a workload, fitted with links that are shared so; None where they cannot tell how."""
     rows = comparable(rows)
     free, refused = fittable(rows, given, without)
     if not any(row.has_parts for row in rows) or not (given.model_bytes or "model_bytes" in free):
         return None
     if len({row.combination for row in rows}) < 2:
         return None
-    first, _ = fit_determined(TimesProblem(rows, forms[0].put_into(given)), free, refused)
-    solved = [first]
-    for form in forms[1:]:
-        problem = TimesProblem(rows, form.put_into(first.problem.given))
-        solved.append(problem.corrected(replace(first, problem=problem), _ROUNDS))
-    return np.array([s.left_out_costs() for s in solved]), len(first.residuals)
+    return fit_determined(TimesProblem(rows, form.put_into(given)), free, refused)[0]
 
 
-def _worse(more: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
+    """The same with links that are shared in another form."""
+    known = fitted.problem.given
+    if form.put_into(known) == known:
+        return fitted
+    problem = TimesProblem(fitted.problem.rows, form.put_into(known))
+    return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
+
+
+def _worse(more: _Costs) -> bool:
     """Whether the costs of combinations, of which `more` are the differences, are clearly higher: a paired t-test."""
     if len(more) < 2:
         return False

@@ -11,7 +11,7 @@ from harness.cli.calibrate import initial_constants, links_left_open
 from simulators.calibration import closed_form, model
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import fit_all
-from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose
+from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, simulated
 from simulators.calibration.recordings import Recording
 
@@ -39,11 +39,12 @@ def short(monkeypatch):
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 
 
-def recorded(links):
-    """A recording of a job whose links are shared so."""
+def recorded(links, shares=(), grid=GRID):
+    """A recording of a job whose links are shared so, by two servers with these `shares` of the model."""
     made = []
-    for i, (policy, workers, servers) in enumerate(GRID):
+    for i, (policy, workers, servers) in enumerate(grid):
         row = Row("run", "toy", workers, servers, 1.0, (16, 48)[i % 2 ^ i // 2 % 2], policy=policy, machines=7)
+        row = replace(row, model_shares=shares if servers == 2 else ())
         spans = simulated(links.put_into(TRUE), row).spans
         parts = {f"{name}_seconds": float(getattr(spans, name)) for name in ("compute", "pull", "push", "cycle")}
         made.append(replace(row, pushes=100, **parts))
@@ -82,6 +83,27 @@ def test_flows_end_by_themselves_where_transfers_are_known():
     assert not fit_all(rows, GIVEN, resamples=0)["toy"].constants.independent_flows
 
 
+@pytest.mark.parametrize("independent", [True, False])
+def test_what_flows_do_is_told_by_unlike_servers(independent):
+    true, more = Sharing("maxmin", 0.0, independent), [(p, w, 2) for p in ("asp", "bsp") for w in (3, 4)]
+    alike, unlike = recorded(true), recorded(true, (0.2, 0.8), [*GRID, *more])
+    forms = both(FORMS[0])
+    assert told_apart(forms, alike) == forms[:1]
+    assert told_apart(forms, unlike) == forms
+    made = choose({"toy": unlike}, GIVEN, forms)
+    assert made.links == true
+    assert made.rivals[0].error > made.error
+
+
+def test_flows_end_by_themselves_unless_the_recording_clearly_says_otherwise():
+    """Of one combination with unlike servers, no test can tell."""
+    together = Sharing("maxmin", 0.0, independent_flows=False)
+    rows = recorded(together, grid=GRID[:-1]) + recorded(together, (0.2, 0.8), GRID[-1:])
+    made = choose({"toy": rows}, GIVEN, both(FORMS[0]))
+    assert made.links == FORMS[0]
+    assert [rival.links for rival in made.rivals] == [together]
+
+
 def test_unlike_servers_are_predicted_as_flows_that_end_by_themselves_leave_them():
     """Fitted to alike servers, which cannot tell: of two thirds of the model on one server, the larger flow ends last."""
     found = fit_all(recorded(FORMS[0]), GIVEN, links=FORMS[:1], resamples=0)["toy"].constants
@@ -99,15 +121,21 @@ def test_nothing_is_chosen_where_leaving_out_the_only_combination_leaves_nothing
     assert choose({"toy": one}, GIVEN, FORMS) is None
 
 
+def both(*forms):
+    """With flows that end by themselves, and with flows that end together."""
+    return (*forms, *(form._replace(independent_flows=False) for form in forms))
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [
         ({}, FORMS),
-        ({"discipline": "uneven"}, (Sharing("uneven", 0.0), Sharing("uneven", 1.0))),
-        ({"control_queue": 0.0}, (Sharing("maxmin", 0.0), Sharing("uneven", 0.0))),
-        ({"control_queue": 0.5}, (Sharing("maxmin", 0.5), Sharing("uneven", 0.5))),
-        ({"discipline": "uneven", "control_queue": 1.0}, (Sharing("uneven", 1.0),)),
-        ({"independent_flows": False}, tuple(form._replace(independent_flows=False) for form in FORMS)),
+        ({"discipline": "uneven"}, both(Sharing("uneven", 0.0), Sharing("uneven", 1.0))),
+        ({"control_queue": 0.0}, both(Sharing("maxmin", 0.0), Sharing("uneven", 0.0))),
+        ({"control_queue": 0.5}, both(Sharing("maxmin", 0.5), Sharing("uneven", 0.5))),
+        ({"discipline": "uneven", "control_queue": 1.0}, both(Sharing("uneven", 1.0))),
+        ({"independent_flows": False}, FORMS[4:]),
+        ({"discipline": "uneven", "control_queue": 1.0, "independent_flows": True}, (Sharing("uneven", 1.0),)),
     ],
 )
 def test_what_the_user_says_is_not_chosen(said, left):
