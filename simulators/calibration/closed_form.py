@@ -7,27 +7,41 @@ System Performance, Section 7.4.2). A worker whose own NIC limits a transfer wai
 approximation). An apply has a constant time, so an arriving push waits for half of the apply in service. At a barrier all
 workers pull together, the slowest computes longest, and all push together. The engine is the reference; it differs from
 this by a few percent, and `simulators.calibration.fit` corrects for the difference.
+
+Servers that are unlike or also work are stations of their own, each way (`Stations`). A transfer has a flow to each of
+them, and ends with its last flow (fork and join). As all flows begin together, and the same other workers are in their way,
+the last one is nearly always the same: the mean of the maximum is taken for the maximum of the means. A flow that has the
+links for itself takes what its worker's own link leaves to it while the others go on. A node that works and serves has both
+on its link: its own transfers visit its stations, too, and what it moves to itself visits none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from simulators.calibration.stations import Stations, Visits, together, visits
 from simulators.engine.inputs import CycleCosts
 
-__all__ = ["Plant", "Spans", "spans"]
+__all__ = ["Plant", "Spans", "Stations", "spans"]
 
 _Parts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 _Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _ROUNDS = 60
 _GRID = np.linspace(-5.0, 9.0, 141)  # grid for the distribution of a maximum, in standard deviations of the logarithm
+
+
+class Stations(NamedTuple):
+    """The servers of a cluster."""
+
+    shares: tuple[float, ...]  # of the model
+    rates: tuple[float, ...]  # of each server, one direction, bytes per second
+    nodes: tuple[int, ...]  # the place of each among the nodes
+    independent: bool  # each flow ends by itself; otherwise all flows of a transfer move in proportion
 
 
 class Plant(NamedTuple):
@@ -59,6 +73,20 @@ def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
     return Spans(*found)
 
 
+class _Visits(NamedTuple):
+    """What transfers do at stations, padded with servers without a share; n plants, k workers, s servers."""
+
+    sizes: NDArray[np.float64]  # bytes of each flow, [n, k, s]
+    rates: NDArray[np.float64]  # bytes per second of the servers' links, [n, 1, s]
+    nic: NDArray[np.float64]  # of the workers' links, [n, k, 1]
+    service: NDArray[
+        np.float64
+    ]  # seconds at the servers' links, [n, k, s]; where workers serve, then at their own, [n, k, 2s]
+    direct: NDArray[np.float64]  # further seconds, without a queue, of the same shape
+    alone: NDArray[np.float64]  # seconds of the transfer that has all links for itself, [n, k]
+    independent: NDArray[np.bool_]  # [n, 1, 1]
+
+
 class _Arrays(NamedTuple):
     """What both forms need of n plants with up to k workers."""
 
@@ -69,7 +97,7 @@ class _Arrays(NamedTuple):
     alone: _Pair  # seconds of a pull and of a push that have the links for themselves, [n, k]
     shared: _Pair  # seconds that they take of the servers' links, [n, 1]
     apply: NDArray[np.float64]  # seconds, [n, 1]
-    ways: tuple[Visits, Visits] | None  # of pulls and of pushes, where servers are stations of their own
+    ways: tuple[_Visits, _Visits] | None  # of pulls and of pushes, where servers are stations of their own
 
 
 def _without_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
@@ -88,7 +116,7 @@ def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
     if of.ways is not None:
         pulled, pushed = of.ways
         alone: _Pair = (pulled.alone, pushed.alone)
-        transfers = [together(way) for way in of.ways]
+        transfers = [_together(way) for way in of.ways]
     else:
         alone = of.alone
         transfers = [
@@ -122,7 +150,7 @@ def _arrays(plants: Sequence[Plant]) -> _Arrays:
     ways = None
     stations = [p.stations for p in plants if p.stations is not None]
     if stations:
-        ways = (visits(stations, active, nic, pull), visits(stations, active, nic, push))
+        ways = (_visits(stations, active, nic, pull), _visits(stations, active, nic, push))
     return _Arrays(active, compute, overhead, jitter, alone, shared, apply, ways)
 
 
@@ -153,7 +181,7 @@ def _network(
 
 
 def _network_of_stations(
-    active: NDArray[np.bool_], think: NDArray[np.float64], ways: tuple[Visits, Visits], apply: NDArray[np.float64]
+    active: NDArray[np.bool_], think: NDArray[np.float64], ways: tuple[_Visits, _Visits], apply: NDArray[np.float64]
 ) -> _Parts:
     """As `_network`, where each server's link is a station each way, and the slowest flow ends a transfer."""
     count = ways[0].sizes.shape[2]
@@ -226,3 +254,78 @@ def _slowest(active: NDArray[np.bool_], compute: NDArray[np.float64], jitter: ND
     above = 1.0 - (below[:, 1:] + below[:, :-1]) / 2
     mean: NDArray[np.float64] = np.exp(at[:, :1]) + (steps * above).sum(axis=1, keepdims=True)
     return mean
+
+
+def _visits(
+    plants: Sequence[Stations], active: NDArray[np.bool_], nic: NDArray[np.float64], transfer_bytes: NDArray[np.float64]
+) -> _Visits:
+    """Of one way, pulls or pushes of `transfer_bytes` [n, 1], by nodes that are `active` [n, m], with links `nic` [n, m];
+    the last one that works is number k - 1."""
+    workers = int(np.nonzero(active.any(axis=0))[0].max()) + 1
+    size = max(len(p.shares) for p in plants)
+
+    def stacked(values: Iterable[Sequence[float]], blank: float) -> NDArray[np.float64]:
+        return np.array([[*of, *[blank] * (size - len(of))] for of in values], dtype=np.float64)[:, None, :]
+
+    shares, rates = stacked((p.shares for p in plants), 0.0), stacked((p.rates for p in plants), 1.0)
+    nodes = stacked((p.nodes for p in plants), -1.0)
+    independent = np.array([p.independent for p in plants])[:, None, None]
+    active, nic = active[:, :workers], nic[:, :workers]
+    mine = nodes == np.arange(workers)[:, None]
+    sizes = np.where(mine | ~active[:, :, None], 0.0, shares * transfer_bytes[:, :, None])
+    nic = nic[:, :, None]
+    ends = _alone(sizes, rates, nic, independent)
+    alone = ends.max(axis=2)
+    far = sizes / rates
+    own = np.where(mine, sizes.sum(axis=2, keepdims=True) / nic, 0.0)
+    service, direct = far, ends - far
+    if (mine & active[:, :, None]).any():
+        service = np.concatenate([far, own], axis=2)
+        direct = np.concatenate([direct, np.where(mine, alone[:, :, None] - own, 0.0)], axis=2)
+    return _Visits(sizes, rates, nic, service, np.maximum(direct, 0.0), alone, independent)
+
+
+def _together(of: _Visits) -> NDArray[np.float64]:
+    """Seconds until all workers have ended a transfer that all begin at once, [n, 1]."""
+    flows = (of.sizes > 0).sum(axis=1, keepdims=True)
+    busiest = of.service[:, :, : of.sizes.shape[2]].sum(axis=1).max(axis=1)
+    fair = _alone(of.sizes, of.rates / np.maximum(flows, 1), of.nic, of.independent).max(axis=(1, 2))
+    # Equal links share each server evenly; where links differ, what slow ones leave goes to the others.
+    active = of.alone > 0
+    least = np.where(active, of.nic[:, :, 0], np.inf).min(axis=1)
+    alike = np.where(active, of.nic[:, :, 0], 0.0).max(axis=1) <= least
+    seconds = np.maximum(of.alone.max(axis=1), busiest)
+    found: NDArray[np.float64] = np.where(alike, np.maximum(seconds, fair), seconds)[:, None]
+    return found
+
+
+def _alone(
+    sizes: NDArray[np.float64], rates: NDArray[np.float64], nic: NDArray[np.float64], independent: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """When each flow of a transfer ends that has the links for itself, [n, k, s]; 0 for none."""
+    sends = sizes > 0
+    whole = np.maximum(sizes.sum(axis=2, keepdims=True) / nic, (sizes / rates).max(axis=2, keepdims=True))
+    left, now, ends = sizes, np.zeros_like(whole), np.zeros_like(sizes)
+    for _ in range(sizes.shape[2]):
+        going = left > 0
+        rate = _shared(np.broadcast_to(rates, sizes.shape), nic, going)
+        lasting = np.where(going, left / np.where(going, rate, 1.0), np.inf)
+        step = lasting.min(axis=2, keepdims=True)
+        step = np.where(np.isfinite(step), step, 0.0)
+        done = going & (lasting <= step * (1 + 1e-9))
+        now = now + step
+        ends = np.where(done, now, ends)
+        left = np.where(done, 0.0, np.maximum(left - rate * step, 0.0))
+    return np.where(sends, np.where(independent, ends, whole), 0.0)
+
+
+def _shared(limits: NDArray[np.float64], capacity: NDArray[np.float64], going: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Max-min fair rates of the flows that are `going` over a link of this `capacity` [n, k, 1], each with its own limit."""
+    level = np.zeros_like(capacity)
+    for j in range(limits.shape[2]):
+        # As `network.waterfill`: the level that fills the link is the largest of its linear pieces.
+        lower = going & (limits < limits[:, :, j : j + 1])
+        rising = going.sum(axis=2, keepdims=True) - lower.sum(axis=2, keepdims=True)
+        rest = capacity - np.where(lower, limits, 0.0).sum(axis=2, keepdims=True)
+        level = np.maximum(level, np.where(rising > 0, rest / np.maximum(rising, 1), 0.0))
+    return np.where(going, np.minimum(limits, level), 0.0)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from simulators.branch import stacked
-from simulators.calibration.closed_form import Plant, Spans
-from simulators.calibration.stations import Stations
+from simulators.calibration.closed_form import Plant, Spans, Stations
 from simulators.calibration.stragglers import Sleeper
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
