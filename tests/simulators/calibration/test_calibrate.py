@@ -914,6 +914,8 @@ def test_a_calibration_can_be_loaded_and_has_always_the_same_bytes(tmp_path):
     assert said["scenario"]["toy"]["cluster"] == pytest.approx({"discipline": "maxmin"} | latency)
     uneven = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, discipline="uneven"))}
     assert '[scenario.toy.cluster]\ndiscipline = "uneven"' in to_toml(uneven, made, ORIGIN)
+    apart = {"toy": replace(fits["toy"], constants=replace(fits["toy"].constants, independent_flows=True))}
+    assert "independent_flows = true" in to_toml(apart, made, ORIGIN)
     said = tomllib.loads(to_toml(fits, with_snapshots(made, 20), ORIGIN))
     assert said["scenario"]["toy"]["cluster"]["snapshot_clocks"] == 20
 
