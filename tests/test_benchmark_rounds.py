@@ -136,16 +136,18 @@ def test_a_miss_fails_and_undecided_is_skipped() -> None:
 def test_what_is_not_reached_yet_fails_beyond_its_limit() -> None:
     made = finding("later", 1.2)
     assert made.verdict == "reached"
+    assert str(made).startswith("not reached, within the limit. ")
     assert "fails beyond 1.5, should be at most 1" in str(made)
-    assert finding("later", 1.6).verdict == "missed"
+    assert (finding("later", 0.9).said, finding("later", 1.6).said) == ("reached", "missed")
 
 
 def test_findings_are_written_to_a_file(tmp_path: Path) -> None:
-    write_findings([finding("most", 0.5), finding("later", 1.6)], tmp_path / "new" / "ratios.csv")
+    write_findings([finding("most", 0.5), finding("later", 1.2), finding("later", 1.6)], tmp_path / "new" / "ratios.csv")
     with (tmp_path / "new" / "ratios.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(r["name"], float(r["value"]), float(r["fails_beyond"]), r["verdict"]) for r in rows] == [
         ("most", 0.5, 1.0, "reached"),
+        ("later", 1.2, 1.5, "not reached, within the limit"),
         ("later", 1.6, 1.5, "missed"),
     ]
 

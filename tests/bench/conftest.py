@@ -41,5 +41,5 @@ def write_findings(found: list[Finding], path: Path) -> None:
         rows = csv.writer(out)
         rows.writerow(["name", "what", "unit", "value", "low", "high", "rounds", "reach", "fails_beyond", "verdict"])
         for f in found:
-            facts = f.reach.what, f.reach.unit, f.value, f.low, f.high, f.rounds, f.reach.value, f.reach.line, f.verdict
+            facts = f.reach.what, f.reach.unit, f.value, f.low, f.high, f.rounds, f.reach.value, f.reach.line, f.said
             rows.writerow([f.name, *facts])

@@ -59,8 +59,11 @@ class Finding:
 
     @property
     def said(self) -> str:
-        """The verdict in words."""
-        return "undecided: the machine is too noisy" if self.verdict == "undecided" else self.verdict
+        """The verdict in words. What is within its limit, but not at its reach, is not called reached."""
+        if self.verdict == "undecided":
+            return "undecided: the machine is too noisy"
+        at_reach = verdict(self.low, self.high, self.reach.value, at_least=self.reach.at_least)
+        return "not reached, within the limit" if self.verdict == "reached" != at_reach else self.verdict
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
