@@ -38,6 +38,7 @@ __all__ = [
     "read",
     "read_host",
     "read_manifest",
+    "time_unit",
     "write",
     "write_bytes",
     "write_host",
@@ -73,7 +74,12 @@ class Results:
     @property
     def unit(self) -> str:
         """The unit of a job's time, in words."""
-        return "seconds" if self.live else SIMULATED_SECONDS
+        return time_unit(self.manifest)
+
+
+def time_unit(manifest: Mapping[str, Any]) -> str:
+    """The unit of a job's time in the results of a `manifest`, in words."""
+    return "seconds" if manifest.get("system") == "live" else SIMULATED_SECONDS
 
 
 def write(frame: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> None:

@@ -145,14 +145,14 @@ class Setting:
 
     def __new__(cls, **given: Any) -> Self:
         """Raise TypeError, with what to write, for a name that is no field, as in ``replace(job.start, worker_count=3)``."""
-        for name in given:
-            if name not in cls.__dataclass_fields__:
-                if _is_knob(name):
-                    hint = f"it is a knob, and `job.space.setting({{{name!r}: ...}})` makes a setting of knobs"
-                else:
-                    near = get_close_matches(name, cls.__dataclass_fields__, n=1)
-                    hint = f"did you mean {near[0]}" if near else f"it has {', '.join(cls.__dataclass_fields__)}"
-                raise TypeError(f"Cannot make a setting with {name!r}: {hint}.")
+        if not given.keys() <= cls.__dataclass_fields__.keys():
+            name = next(name for name in given if name not in cls.__dataclass_fields__)
+            if _is_knob(name):
+                hint = f"it is a knob, and `job.space.setting({{{name!r}: ...}})` makes a setting of knobs"
+            else:
+                near = get_close_matches(name, cls.__dataclass_fields__, n=1)
+                hint = f"did you mean {near[0]}" if near else f"it has {', '.join(cls.__dataclass_fields__)}"
+            raise TypeError(f"Cannot make a setting with {name!r}: {hint}.")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:

@@ -61,6 +61,11 @@ class Comparison:
         return summary(store.load_results(self.folder))
 
     @property
+    def unit(self) -> str:
+        """The unit of a job's time, in words: seconds, or simulated ones."""
+        return store.time_unit(store.read_manifest(self.folder))
+
+    @property
     def plot(self) -> ComparisonPlots:
         """The figures."""
         return ComparisonPlots(self)
@@ -86,7 +91,7 @@ class Comparison:
         from reports.figures.completion import completion_times
 
         table = self.summary().filter(pl.col("role") != "same")
-        drawings, unit = [], store.load_results(self.folder).unit
+        drawings, unit = [], self.unit
         for number, (name, rows) in enumerate(table.group_by("scenario", maintain_order=True)):
             scores = self.scores.filter(pl.col("scenario") == name[0])
             drawings.append(completion_times(rows, scores, f"times-{number}", unit).svg)
@@ -118,7 +123,7 @@ class ComparisonPlots:
 
         name = self._scenario(scenario)
         rows = self._of.summary().filter((pl.col("scenario") == name) & (pl.col("role") != "same"))
-        return completion_times(rows, self._here(self._of.scores, name), "times", self._unit).figure
+        return completion_times(rows, self._here(self._of.scores, name), "times", self._of.unit).figure
 
     def curves(self, scenario: str | None = None, *, metric: str | None = None) -> Figure:
         """Validation `metric`, "accuracy" or "loss", over time, one panel per tuner.
@@ -138,7 +143,7 @@ class ComparisonPlots:
         tuners = self._here(self._of.summary(), name)["tuner"].to_list()  # the best first
         known = target_of(texts(self._of.folder)[name])
         target = known[1] if known is not None and known[0] == metric else None
-        drawing = learning_curves(evaluations, tuners, metric, "curves", target, self._unit)
+        drawing = learning_curves(evaluations, tuners, metric, "curves", target, self._of.unit)
         if drawing is None:
             raise ValueError(f"Cannot draw {metric} over time: no run on {name!r} has one. Its job may be timing-only.")
         return drawing.figure
@@ -156,7 +161,7 @@ class ComparisonPlots:
         chosen = self._leader(name) if tuner is None and len(names) > 1 else _only("tuner", tuner, names)
         mine = scores.filter(pl.col("tuner") == chosen)
         number = typical_seed(mine) if seed is None else seed
-        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers", self._unit)
+        drawing = workers_of_run(self._of.folder, name, chosen, number, "workers", self._of.unit)
         if drawing is None:
             raise ValueError(
                 f"Cannot draw the workers of {chosen!r} on {name!r}, seed {number}: there is no push in it. "
@@ -168,10 +173,6 @@ class ComparisonPlots:
         from reports.verdicts.summary import winner
 
         return winner(self._of.summary(), scenario)
-
-    @property
-    def _unit(self) -> str:
-        return store.load_results(self._of.folder).unit
 
     def _scenario(self, name: str | None) -> str:
         return _only("scenario", name, self._of.scores["scenario"].unique(maintain_order=True).to_list())

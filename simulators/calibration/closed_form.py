@@ -79,9 +79,8 @@ class _Visits(NamedTuple):
     sizes: NDArray[np.float64]  # bytes of each flow, [n, k, s]
     rates: NDArray[np.float64]  # bytes per second of the servers' links, [n, 1, s]
     nic: NDArray[np.float64]  # of the workers' links, [n, k, 1]
-    service: NDArray[
-        np.float64
-    ]  # seconds at the servers' links, [n, k, s]; where workers serve, then at their own, [n, k, 2s]
+    # Seconds at the servers' links, [n, k, s]; where workers serve, at their own, too, [n, k, 2s]:
+    service: NDArray[np.float64]
     direct: NDArray[np.float64]  # further seconds, without a queue, of the same shape
     alone: NDArray[np.float64]  # seconds of the transfer that has all links for itself, [n, k]
     independent: NDArray[np.bool_]  # [n, 1, 1]
@@ -173,7 +172,17 @@ def _network(
         pull = 0.5 * pull + 0.5 * shared[0] * (1.0 + others(rate * pull))
         push = 0.5 * push + 0.5 * shared[1] * (1.0 + others(rate * push))
         queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
-    pull, push = pull + direct[0], push + direct[1]
+    return _over_pushes(active, think, pull + direct[0], push + direct[1], queue)
+
+
+def _over_pushes(
+    active: NDArray[np.bool_],
+    think: NDArray[np.float64],
+    pull: NDArray[np.float64],
+    push: NDArray[np.float64],
+    queue: NDArray[np.float64],
+) -> _Parts:
+    """The parts of a cycle, each [n, 1], as means over pushes, from those of each worker, [n, k]."""
     rate = np.where(active, 1.0 / (think + pull + push + queue + 1e-300), 0.0)
     total = rate.sum(axis=1, keepdims=True)
     mean = [(rate * x).sum(axis=1, keepdims=True) / total for x in (think, pull, push + queue)]
@@ -186,7 +195,7 @@ def _network_of_stations(
     """As `_network`, where each server's link is a station each way, and the slowest flow ends a transfer."""
     count = ways[0].sizes.shape[2]
     own = ways[0].service.shape[2] > count
-    everyone, active = active.sum(axis=1, keepdims=True), active[:, : ways[0].sizes.shape[1]]
+    active = active[:, : ways[0].sizes.shape[1]]
     think = think[:, : active.shape[1]]
 
     def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -212,10 +221,7 @@ def _network_of_stations(
         spent = [0.5 * old + 0.5 * way.service * (1.0 + q) for old, way, q in zip(spent, ways, met, strict=True)]
         queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
     pull, push = ((way.direct + x).max(axis=2) for way, x in zip(ways, spent, strict=True))
-    rate = np.where(active, 1.0 / (think + pull + push + queue + 1e-300), 0.0)
-    total = rate.sum(axis=1, keepdims=True)
-    mean = [(rate * x).sum(axis=1, keepdims=True) / total for x in (think, pull, push + queue)]
-    return mean[0], mean[1], mean[2], everyone / total
+    return _over_pushes(active, think, pull, push, queue)
 
 
 def _barrier(

@@ -39,6 +39,11 @@ class Sharing(NamedTuple):
     control_queue: float = 0.0
     independent_flows: bool = True
 
+    @classmethod
+    def of(cls, constants: Constants) -> Sharing:
+        """As the links of `constants` are shared."""
+        return cls(constants.discipline, constants.control_queue, constants.independent_flows)
+
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
         return replace(constants, **self._asdict())

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from simulators.calibration.fit import NO_FREEDOM, Fit, Row
+from simulators.calibration.links import Sharing
 from simulators.calibration.model import demand, with_speeds
 from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
@@ -60,12 +61,11 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     if recording.restart_seconds:
         costs |= _restarts(recording.restart_seconds)
     # Constants are valid only for the network discipline under which they were fitted, so the file has exactly one.
-    (shared,) = {
-        (fit.constants.discipline, fit.constants.control_queue, fit.constants.independent_flows) for fit in fits.values()
-    }
+    (shared,) = {Sharing.of(fit.constants) for fit in fits.values()}
     clocks = min((row.snapshot_clocks for row in recording.rows), default=0)
-    optional = {"control_queue": shared[1], "snapshot_clocks": clocks, "independent_flows": shared[2]}
-    cluster = {"discipline": shared[0]} | {name: value for name, value in optional.items() if value}
+    flows = shared.independent_flows
+    optional = {"control_queue": shared.control_queue, "snapshot_clocks": clocks, "independent_flows": flows}
+    cluster = {"discipline": shared.discipline} | {name: value for name, value in optional.items() if value}
     choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
     lines += _table("costs", costs)

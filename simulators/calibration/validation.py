@@ -286,10 +286,7 @@ def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
 
 def as_chosen(given: Mapping[str, Constants], fits: Mapping[str, Fit]) -> dict[str, Constants]:
     """The initial constants with links that are shared as the `fits` have them."""
-    shared = {
-        name: Sharing(fit.constants.discipline, fit.constants.control_queue, fit.constants.independent_flows)
-        for name, fit in fits.items()
-    }
+    shared = {name: Sharing.of(fit.constants) for name, fit in fits.items()}
     return {name: shared[name].put_into(c) if name in shared else c for name, c in given.items()}
 
 
