@@ -840,23 +840,31 @@ def test_a_drift_that_the_loss_tells_is_not_hidden_by_noise_in_the_accuracy(fall
     assert any("noise hides all drift" in a.reason for a in answers.asked) is (held < 0.4)
 
 
+def show(answers, glances, evaluated=None):
+    """Each window has the next training and validation loss of `glances` (None: none was due), high ones after the last; an
+    evaluation finds `evaluated`."""
+    answer = answers.answer
+
+    def shown(action):
+        if isinstance(action, Evaluate) and evaluated is not None:
+            return Evaluation(answers.now, 0, evaluated, float("nan"))
+        if not isinstance(action, Run):
+            return answer(action)
+        trained, found = next(glances, (9.0, 9.0))
+        answers.losses = lambda _setting, clocks: [trained] * clocks
+        seen = () if found is None else (Evaluation(answers.now, 0, found, float("nan")),)
+        return replace(answer(action), evaluations=seen)
+
+    answers.answer = shown
+
+
 def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better():
     """On `tf36-logr`, twice as many workers and twice again were held, as nothing had been validated before."""
     made = of(space=(RATE,))
-    glances = iter([(0.99, None), (1.5, 1.4), (3.0, 2.9)])  # training and validation loss
+    glances = iter([(0.99, None), (1.5, 1.4), (3.0, 2.9)])
     begun, answers = course(made), Answers(made, flat)
     begun.gauge.begin(1.0)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, loss = next(glances, (5.0, 5.0))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        seen = () if loss is None else (Evaluation(answers.now, 0, loss, float("nan")),)
-        return replace(answer(action), evaluations=seen)
-
-    answers.answer = validated
+    show(answers, glances)
     answers.run(begun.find_heat(begun.heat))
     assert begun.training.setting.learning_rate <= made.start.learning_rate
 
@@ -865,21 +873,9 @@ def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better
 def test_a_first_validation_is_compared_with_the_model_before_where_the_loss_has_not_fallen(trained, before, goes_on):
     """A rate that was too hot was held for 500 s, as its model was still better than the untrained one."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(0.9, None), (trained, 0.85)])  # training and validation loss: at 0.1, and at 0.2
+    glances = iter([(0.9, None), (trained, 0.85)])  # at 0.1, and at 0.2
     begun, answers = course(made), Answers(made, flat)
-    answer = answers.answer
-
-    def validated(action):
-        if isinstance(action, Evaluate):
-            return Evaluation(answers.now, 0, before, float("nan"))
-        if not isinstance(action, Run):
-            return answer(action)
-        loss, found = next(glances, (9.0, 9.0))
-        answers.losses = lambda _setting, clocks: [loss] * clocks
-        seen = () if found is None else (Evaluation(answers.now, 0, found, float("nan")),)
-        return replace(answer(action), evaluations=seen)
-
-    answers.answer = validated
+    show(answers, glances, evaluated=before)
     answers.run(HeatSearch(begun.training, begun.heat).run())
     assert answers.changes()[0].learning_rate == pytest.approx(0.2)
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
