@@ -166,7 +166,7 @@ def deploy(
     loaded, seed = _loaded(scenario), _seed(seed)
     entry = _contestant(tuner)
     folder = Path(out) if out is not None else Path("deployed") / loaded.name
-    wanted = deployment.Deployment(loaded, entry, seed, folder, address, resume)
+    wanted = deployment.Deployment(loaded, entry, seed, folder, resume, deployment.LiveOptions(address))
     return deployment.deploy(wanted, terminal())
 
 

@@ -19,7 +19,7 @@ from harness.machine import cores
 
 if TYPE_CHECKING:
     from harness.live.deploy.contest import LiveContest
-    from harness.live.deploy.deployment import Deployment
+    from harness.live.deploy.deployment import Deployment, LiveOptions
     from harness.scenario import Scenario
 
 __all__ = ["add_deploy"]
@@ -150,7 +150,6 @@ def _deploy(options: argparse.Namespace) -> int:
 def _deployment_of(options: argparse.Namespace, scenario: Scenario, contest: LiveContest | None) -> Deployment:
     """The one job to run, or the first job of a `contest`. Raises ValueError for a tuner that does not exist."""
     from harness.live.deploy.deployment import Deployment
-    from harness.live.driver.repairs.standstill import Limits
     from tuners import resolve_contestant
 
     tuner = (
@@ -163,12 +162,17 @@ def _deployment_of(options: argparse.Namespace, scenario: Scenario, contest: Liv
         entry=resolve_contestant(tuner),
         seed=options.seed,
         out=contest.out if contest else options.out or Path("deployed") / scenario.name,
-        address=options.address,
         resume=options.resume,
-        insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
-        emulate=options.emulate,
+        live=_live_options(options),
     )
+
+
+def _live_options(options: argparse.Namespace) -> LiveOptions:
+    from harness.live.deploy.deployment import LiveOptions
+    from harness.live.driver.repairs.standstill import Limits
+
+    limits = Limits(options.join_limit, options.still_limit, options.silent_limit)
+    return LiveOptions(options.address, options.insecure, limits, options.emulate)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -241,7 +245,6 @@ def _contest(options: argparse.Namespace) -> int:
 
 def _contest_of(options: argparse.Namespace) -> LiveContest:
     from harness.live.deploy.contest import LiveContest
-    from harness.live.driver.repairs.standstill import Limits
     from harness.scenario import load
 
     return LiveContest(
@@ -249,11 +252,8 @@ def _contest_of(options: argparse.Namespace) -> LiveContest:
         tuners=tuple(tuner_names(options.tuners, oracle=False)),
         seeds=options.seeds,
         out=options.out or Path("deployed") / f"{load(options.scenario).name}-contest",
-        address=options.address,
         resume=options.resume,
-        insecure=options.insecure,
-        limits=Limits(options.join_limit, options.still_limit, options.silent_limit),
-        emulate=options.emulate,
+        live=_live_options(options),
     )
 
 

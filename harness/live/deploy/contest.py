@@ -17,9 +17,8 @@ from harness.comparison.compare import compare
 from harness.comparison.plan import check_each_once
 from harness.comparison.results_folder import check_folder
 from harness.comparison.run_process import Done, Task, save
-from harness.live.deploy.deployment import Deployment, Emulated, check, cluster_for, play_on
+from harness.live.deploy.deployment import Deployment, LiveOptions, check, cluster_for, play_on
 from harness.live.deploy.job_folder import LOG
-from harness.live.driver.repairs.standstill import Limits
 from harness.live.processes import launch
 from harness.scenario import Scenario, load, parse
 from harness.score import Score, Scored, score, unplayed
@@ -37,11 +36,8 @@ class LiveContest:
     tuners: tuple[str, ...]
     seeds: int | None  # None: as many as the scenario says
     out: Path
-    address: str | None
     resume: bool
-    insecure: bool
-    limits: Limits
-    emulate: Emulated = ""
+    live: LiveOptions
 
 
 def check_contest(wanted: LiveContest) -> None:
@@ -93,18 +89,14 @@ def contest(wanted: LiveContest, console: Console) -> None:
 
 
 def _deployment(wanted: LiveContest, scenario: Scenario, tuner: str) -> Deployment:
-    return Deployment(
-        scenario, resolve(tuner), 0, wanted.out, wanted.address, insecure=wanted.insecure, emulate=wanted.emulate
-    )
+    return Deployment(scenario, resolve(tuner), 0, wanted.out, live=wanted.live)
 
 
 def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...], console: Console) -> Done:
     began = time.perf_counter()
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     entry, folder = resolve(task.plays), Path(task.folder)
-    job = Deployment(
-        scenario, entry, task.seed, folder, insecure=wanted.insecure, limits=wanted.limits, emulate=wanted.emulate
-    )
+    job = Deployment(scenario, entry, task.seed, folder, live=wanted.live)
     limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
     ended_seconds = thinking_seconds = float("nan")
     try:

@@ -56,6 +56,16 @@ Emulated: TypeAlias = Literal["", "nodes", "all"]
 
 
 @dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """Where and how the processes of a job, or of all jobs of a contest, are run."""
+
+    address: str | None = None  # of a Ray cluster; None: on this machine
+    insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
+    limits: Limits = field(default_factory=Limits)
+    emulate: Emulated = ""  # of the scenario: its nodes, with their conditions, or all: their links, too
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """What to deploy, and where."""
 
@@ -63,11 +73,8 @@ class Deployment:
     entry: Entry
     seed: int
     out: Path
-    address: str | None = None  # of a Ray cluster; None: on this machine
     resume: bool = False
-    insecure: bool = False  # also on several machines on which Ray has neither a token nor TLS
-    limits: Limits = field(default_factory=Limits)
-    emulate: Emulated = ""  # of the scenario: its nodes, with their conditions, or all: their links, too
+    live: LiveOptions = field(default_factory=LiveOptions)
 
     @property
     def run(self) -> dict[str, Any]:
@@ -92,7 +99,7 @@ def deploy(wanted: Deployment, console: Console) -> Played:
 
 def cluster_for(wanted: Deployment, spec: Spec) -> AbstractContextManager[tuple[launch.ClusterNode, ...]]:
     """The cluster of a job. It is started for it where none is named, if this machine can run that many processes."""
-    return launch.cluster(wanted.address, insecure=wanted.insecure, processes=process_count(spec.job.start))
+    return launch.cluster(wanted.live.address, insecure=wanted.live.insecure, processes=process_count(spec.job.start))
 
 
 def play_on(wanted: Deployment, offers: tuple[launch.ClusterNode, ...], console: Console) -> Played:
@@ -106,7 +113,7 @@ def _played(
     """Play a job on the cluster that `joined` joins; closing `ray` leaves it. None: it stays joined."""
     began_seconds, spec = time.monotonic(), check(wanted)
     of = wanted.scenario, wanted.entry.name, wanted.seed
-    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.emulate) as folder:
+    with job_folder.claimed(wanted.out, *of, resume=wanted.resume, emulate=wanted.live.emulate) as folder:
         begun = checkpoint_file.load(wanted.out / job_folder.CHECKPOINT) if wanted.resume else None
         if begun is not None:
             begun.check(spec.layout.size)
@@ -122,20 +129,20 @@ def _played(
                 ray.enter_context(compiled_ahead(spec))
         placement = launch.place_nodes(spec.job.nodes, joined(spec))
         say(_beginning(spec, begun))
-        emulates, rates = bool(wanted.emulate), _rates(wanted)
+        emulates, rates = bool(wanted.live.emulate), _rates(wanted)
         with launch.launch(
             placement,
             spec,
-            insecure=wanted.insecure,
+            insecure=wanted.live.insecure,
             emulates=emulates,
             rates=rates,
-            join_seconds=wanted.limits.join_seconds,
-            silent_seconds=wanted.limits.silent_seconds,
+            join_seconds=wanted.live.limits.join_seconds,
+            silent_seconds=wanted.live.limits.silent_seconds,
         ) as processes:
             folder.begin()  # not before: there is room for the job
             log = job_folder.ExchangeLog(kept, wanted.out)
             keep = partial(_keep, wanted, spec, log)
-            with LiveSystem(spec, processes, begun, keep, installed, wanted.limits, say, emulates=emulates) as live:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.live.limits, say, emulates=emulates) as live:
                 if begun is not None:
                     say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
                 played = _drive(wanted, live, factory, kept, log, console, say)
@@ -178,7 +185,7 @@ def described(wanted: Deployment) -> list[str]:
     start = spec.job.start
     address = _address(wanted)
     here = nullcontext((launch.ClusterNode("here", "this machine", math.inf),))
-    with launch.cluster(address, insecure=wanted.insecure) if address else here as offers:
+    with launch.cluster(address, insecure=wanted.live.insecure) if address else here as offers:
         placement = launch.place_nodes(spec.job.nodes, offers)
         where = [f"  {line}" for line in str(placement).splitlines()]
     target = spec.job.target
@@ -206,18 +213,18 @@ def _shared(processes: int) -> str:
 
 def _address(wanted: Deployment) -> str | None:
     """Of the Ray cluster to join; None: start one on this machine."""
-    return wanted.address or os.environ.get("RAY_ADDRESS") or None
+    return wanted.live.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def _not_applied(wanted: Deployment) -> list[str]:
     """Lines that say which conditions of the scenario a live job does not have."""
     conditions = wanted.scenario.conditions
     given = [name for name in _SIMULATED if getattr(conditions, name)]
-    if wanted.emulate:
-        missing = [] if wanted.emulate == "all" else ["the speed of links"]
+    if wanted.live.emulate:
+        missing = [] if wanted.live.emulate == "all" else ["the speed of links"]
         missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["token buckets"] * bool(conditions.buckets)
         left_out = f" Not emulated: {', '.join(missing)}." if missing else ""
-        return [f"Emulated: the speed of nodes{' and links' * (wanted.emulate == 'all')}, and [conditions].{left_out}"]
+        return [f"Emulated: the speed of nodes{' and links' * (wanted.live.emulate == 'all')}, and [conditions].{left_out}"]
     if not given:
         return []
     return [
@@ -229,7 +236,7 @@ def _not_applied(wanted: Deployment) -> list[str]:
 def _rates(wanted: Deployment) -> dict[str, float] | None:
     """The speed of every node's link, bytes per second in each direction, where links are emulated."""
     nodes = wanted.scenario.cluster.nodes
-    return {name: kind.nic_bytes_per_second for name, kind in nodes} if wanted.emulate == "all" else None
+    return {name: kind.nic_bytes_per_second for name, kind in nodes} if wanted.live.emulate == "all" else None
 
 
 def simulated(wanted: Deployment) -> RunFigures:
@@ -270,7 +277,7 @@ def _simulated(name: str, origin: str, text: str, tuner: str, seed: int, path: l
 
 def check(wanted: Deployment) -> Spec:
     """The job that this deploys. Raises ValueError for one that cannot be deployed."""
-    if wanted.emulate == "all":
+    if wanted.live.emulate == "all":
         if _address(wanted):
             raise ValueError(
                 "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "

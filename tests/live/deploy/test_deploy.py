@@ -29,7 +29,7 @@ from harness.comparison import run_process
 from harness.comparison.results import hold_one_job
 from harness.drive import play
 from harness.live.deploy import deployment, job_folder
-from harness.live.deploy.deployment import Deployment, _how_to_go_on, deploy, described
+from harness.live.deploy.deployment import Deployment, LiveOptions, _how_to_go_on, deploy, described
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
@@ -194,7 +194,7 @@ def test_what_is_emulated_is_said_when_it_starts(here, monkeypatch):
     monkeypatch.setattr(launch, "cluster", stops)
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(RuntimeError, match="stopped by the test"):
-        deploy(Deployment(load("small.toml"), resolve("fixed"), 0, here / "out", emulate="nodes"), console)
+        deploy(Deployment(load("small.toml"), resolve("fixed"), 0, here / "out", live=LiveOptions(emulate="nodes")), console)
     assert "Emulated: the speed of nodes, and [conditions]. Not emulated: the speed of links.\n" in console.file.getvalue()
 
 
