@@ -140,6 +140,10 @@ class Job:
         until = f"{target.metric} {target.value:g}{' by share' if target.by_share else ''}"
         return f"Job({self.name}: {len(self.nodes)} nodes, free: {free}; until {until} or {self.budget_seconds:g} s)"
 
+    def method(self, *wanted: Method) -> Method | None:
+        """The first of `wanted` that this system has; None, its first method to `Reconfigure`, if it has none of them."""
+        return next((m for m in wanted if m in self.methods), None)
+
     @property
     def epoch_samples(self) -> int:
         """The training samples; where they are unknown, those of a thousand mini-batches of the start."""

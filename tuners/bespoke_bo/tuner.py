@@ -119,11 +119,15 @@ class _Progress:
     settings: list[Setting] = field(default_factory=list)  # of each entry of `seen`
     refused: set[Setting] = field(default_factory=set)  # by the system, since the nodes last changed
 
+    current: Setting = field(init=False)  # of the job
+    asked: Setting = field(init=False)  # to be evaluated
+    expected: Candidate | None = None  # what the model says of `asked`; None: it was not proposed by the model
+    available: frozenset[str] = field(init=False)  # names of nodes
+    course: JobCourse = field(init=False)
+
     def __post_init__(self) -> None:
-        self.current = self.job.start
+        self.current = self.asked = self.job.start
         self.available = frozenset(n.name for n in self.job.nodes)
-        self.asked = self.current
-        self.expected: Candidate | None = None  # what the model says of `asked`; None: it was not proposed by the model
         self.course = JobCourse(self.job)
 
     # --------------------------------------------------------------------------------------------------------- evaluations

@@ -176,7 +176,7 @@ def bo_online(
             f"Cannot tune with settings={settings}, clocks_per_worker={clocks_per_worker}, clocks={clocks}: "
             "give at least 1 of each."
         )
-    how = method if method in job.methods else None
+    how = job.method(method)
     history = JobHistory(job, knobs, couple_threads, estimator)
     if not history.encoding.space.knobs:
         return

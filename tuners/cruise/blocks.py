@@ -94,7 +94,7 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
         try:
             yield from Reconfigure(
                 wanted,
-                method="migrate" if "migrate" in job.methods else None,
+                method=job.method("migrate"),
                 reason=f"{moved} blocks move{copies}: {after:.3g} s per mini-batch instead of {before:.3g}",
             )
         except Rejected:

@@ -42,7 +42,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
-from tuners.actions import Job, Method, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
+from tuners.actions import Job, NodeEvent, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.cruise.blocks import place_blocks
 from tuners.cruise.monitor import Memory, Monitor
@@ -154,7 +154,7 @@ def cruise(
             resources.considered()
             continue
         try:
-            cost = yield from Reconfigure(wanted.setting, method=_method(job))
+            cost = yield from Reconfigure(wanted.setting, method=job.method("migrate"))
         except Rejected:
             refused.add(roles(wanted.setting))
             continue
@@ -209,8 +209,3 @@ def _server_term(term: ServerTerm | None, solver: str, overlap: bool | None) -> 
     if term == "queue" and overlap is not None:
         raise ValueError(f"Cannot use server_term='queue' with overlap={overlap}: leave one of them out, a queue overlaps.")
     return term or ("queue" if solver != "milp" and overlap is None else "own")
-
-
-def _method(job: Job) -> Method | None:
-    """Cruise migrates blocks; where a system cannot, None means the first method of the job."""
-    return "migrate" if "migrate" in job.methods else None

@@ -65,7 +65,7 @@ def dlrover_hot(job: Job, *, hot: Share = 0.8, batches: Count = 10) -> Tuner:
         try:
             yield from Reconfigure(
                 moved(current, server, larger, job.blocks),
-                method="migrate" if "migrate" in job.methods else None,
+                method=job.method("migrate"),
                 reason=f"{server} is busy {utilisation:.0%} of the time; {larger} takes its part",
             )
         except Rejected:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tuners.actions import Job, Method, Tuner
+from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.baselines.rivals.speed_model import Pair, Speed, roles_are_held, tuned
 from tuners.factory_options import Count, NonNegative, Share
@@ -38,8 +38,9 @@ def dlrover_rm(job: Job, *, samples: Count = 4, clocks: Count = 3, gain: NonNega
     if not roles_are_held(job):
         choose = partial(by_worth, slack=1.0 if job.target.minimise == "usd" else slack)
         # The paper's jobs do not stop for a change, and its workers fetch their data as they go: only parameters move.
-        method: Method | None = next((m for m in ("relocate", "migrate") if m in job.methods), None)
-        yield from tuned(job, terms, choose, samples=samples, clocks=clocks, gain=gain, method=method)
+        yield from tuned(
+            job, terms, choose, samples=samples, clocks=clocks, gain=gain, method=job.method("relocate", "migrate")
+        )
 
 
 def terms(workers: int, servers: int) -> tuple[float, ...]:
