@@ -26,6 +26,7 @@ __all__ = ["ProgressDisplay", "one_line", "stages", "terminal", "training", "wat
 
 _LINE_RUNS = 50  # runs of a training per line of output
 _STANDINGS = 5  # tuners in the standings so far
+_QUIET_SECONDS = 30.0  # without a line, after which plain lines say that a run is in progress
 
 
 class ProgressDisplay(Protocol):
@@ -114,25 +115,37 @@ def _outcome(progress: TrainingProgress) -> str:
 
 
 class _Lines:
-    """One line per run that is over."""
+    """One line per run that is over; while none is, one now and then of a run in progress."""
 
     def __init__(self, console: Console) -> None:
         self.errors = 0
         self._console = console
+        self._forecast = Forecast()
         self._finished = self._all = 0
+        self._last_line = time.monotonic()
 
     def __call__(self, event: Event) -> None:
+        now = time.monotonic()
+        self._forecast.add(event, now)
         if isinstance(event, Planned):
             self._finished, self._all = event.made_before, event.runs
             before = f", {event.made_before} of them made before" if event.made_before else ""
-            self._console.print(f"{event.runs} runs{before}.", highlight=False)
+            self._print(f"{event.runs} runs{before}.")
+        elif isinstance(event, Underway):
+            if now - self._last_line >= _QUIET_SECONDS:
+                share = self._forecast.share(event)
+                left = _left(self._forecast)
+                self._print(f"{self._finished}/{self._all}  {_name(event.run)} is running: {share:.0%}{left}")
         elif isinstance(event, Finished):
             self._finished += 1
             self.errors += event.done.status == "error"
             if event.done.status == "not applicable":
                 return  # nothing was run: with all tuners that is most lines, and the answer names these with the reason
-            text = f"{self._finished}/{self._all}  {_name(event.run)}: {_ending(event)}"
-            self._console.print(escape(text), highlight=False, soft_wrap=True)
+            self._print(f"{self._finished}/{self._all}  {_name(event.run)}: {_ending(event)}")
+
+    def _print(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
 
 
 class _OneLine:

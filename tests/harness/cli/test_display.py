@@ -38,6 +38,26 @@ def test_bars_keep_their_counts(width: int) -> None:
     assert all("\u2501\u2501" in line for line in lines[:2])  # without colours, the unfinished part of a bar is blank
 
 
+def test_lines_say_now_and_then_which_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    stream = io.StringIO()
+    slow = RunKey("digits", "my_tuner", 0)
+    with watching(Console(file=stream, width=80)) as watch:
+        watch(Planned(2, 0, (slow, RunKey("digits", "fixed", 0)), ("my_tuner", "fixed")))
+        for seconds in (29.0, 2.0, 10.0, 15.0, 6.0):
+            now += seconds
+            watch(Underway(slow, Progress(36.0 * (now - 100.0), 3600.0, float("nan"), float("nan"))))
+        now += 1.0
+        watch(Finished(slow, Done("target", "", 2200.0, 0.0, 63.0)))
+    assert stream.getvalue().splitlines() == [
+        "2 runs.",
+        "0/2  digits my_tuner seed 0 is running: 31%",
+        "0/2  digits my_tuner seed 0 is running: 62%",
+        "1/2  digits my_tuner seed 0: target in 2200 s",
+    ]
+
+
 def test_a_notebook_has_one_line_that_is_replaced_and_removed() -> None:
     stream = io.StringIO()
     runs = tuple(RunKey("digits", tuner, 0) for tuner in ("fixed", "asp"))
