@@ -6,6 +6,7 @@ import numpy as np
 
 from simulators.branch import Branch
 from simulators.engine.inputs import overlapping
+from simulators.engine.network import Proportions
 
 __all__ = ["copy_bytes", "noise_seconds", "refill_seconds"]
 
@@ -39,7 +40,12 @@ def _transfer_seconds(branch: Branch, each_bytes: float, served: float, *, pushe
         return 0.0
     if overlapping(branch.setting):
         rows = workers + len(inputs.active) if pushes else workers
-        used = np.sum(np.asarray(inputs.usage)[rows], axis=0) / np.asarray(inputs.capacity)
-        return float(each_bytes * np.max(used, initial=0.0))
+        if isinstance(inputs.usage, Proportions):
+            moving = np.zeros(2 * len(inputs.active))
+            moving[rows] = 1.0
+            each = inputs.usage.on_resources(moving)
+        else:
+            each = np.sum(np.asarray(inputs.usage)[rows], axis=0)
+        return float(each_bytes * np.max(each / np.asarray(inputs.capacity), initial=0.0))
     slowest = min(float(np.min(np.asarray(inputs.nic)[workers])), served / len(workers))
     return each_bytes / slowest

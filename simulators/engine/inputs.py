@@ -6,7 +6,7 @@ arguments of the compiled engine, so that a new setting of the same shapes compi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
-from simulators.engine import connections
+from simulators.engine import connections, network
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, Target
@@ -77,7 +77,7 @@ class SnapshotCosts(NamedTuple):
 
     clocks: Any  # int32 scalar: pushes from one to the next
     bytes: Any  # [k] that each node sends of one
-    usage: Any  # [k, r] resources per byte of them; with connections [2ks + s, r], of all flows
+    usage: Any  # [k, r] resources per byte of them; with connections [2ks + s, r], of all flows; of `Proportions`, `backup`
     weights: Any  # [k] of their rates beside those of pulls and pushes
 
 
@@ -101,7 +101,9 @@ class EngineInputs(NamedTuple):
     nic_levels: Array  # [t] the values that occur in it
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
-    usage: Array  # [2k, r] resources per byte of each node's pull (first k rows) and push; see `each_nic_counts`
+    # [2k, r] resources per byte of each node's pull (first k rows) and push, as `Proportions` in large clusters; see
+    # `each_nic_counts`.
+    usage: Any
     capacity: Array  # [r]
     bucket_bytes: Array  # [k] tokens that each node's bucket can hold, a byte each; [0] where no node has one
     bucket_refill: Array  # [k] tokens per second that are added
@@ -318,7 +320,7 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
-    optional = {name: numbers.pop(name) for name in ("snapshots", "connections")}
+    optional = {name: numbers.pop(name) for name in ("usage", "snapshots", "connections")}
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()} | optional
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
@@ -342,9 +344,15 @@ def _transfers(
     """What pulls and pushes move, over which links, and how long servers apply a push."""
     nodes = cluster.nodes
     k, names = len(nodes), tuple(name for name, _ in nodes)
-    usage, capacity = np.zeros((2 * k, 0)), np.zeros(0)
+    usage: Any = np.zeros((2 * k, 0))
+    capacity = np.zeros(0)
+    of_snapshots = None
     if each_nic_counts(cluster, setting, conditions, workload):
-        usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
+        if k >= network.MANY_NICS and not has_tables(workload):
+            usage, of_snapshots, capacity = _proportions(nodes, setting, effects)
+        else:
+            usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
+            usage, of_snapshots = usage[: 2 * k], usage[2 * k :]
     snapshots: Any = ()
     if cluster.snapshot_clocks:
         share = dict(zip(setting.servers, setting.shares()[1], strict=True))
@@ -352,7 +360,7 @@ def _transfers(
         part = np.array([share.get(name, 0.0) for name in names])
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
-        snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, usage[2 * k :], weights)
+        snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, of_snapshots, weights)
     net = _connections(cluster, setting, conditions, effects) if cluster.independent_flows else ()
     if net and snapshots:
         snapshots = snapshots._replace(usage=connections.usage_with_copies(net))
@@ -365,7 +373,7 @@ def _transfers(
         "nic_levels": costs.nic if effects.out or effects.into or net else np.unique(costs.nic),
         "serve_out": np.float64(costs.serve_out),
         "serve_in": np.float64(costs.serve_in),
-        "usage": usage[: 2 * k],
+        "usage": usage,
         "capacity": capacity,
         **_buckets(conditions, names, effects.out),
         "apply_seconds": np.float64(costs.apply_seconds),
@@ -575,7 +583,6 @@ def _usage(
     """
     k = len(nodes)
     pulled, pushed = _shares_of_servers(setting, effects)
-    nic_out, nic_into = _left(nodes, effects.out), _left(nodes, effects.into)
     usage, names = np.zeros((3 * k, 4 * k)), [name for name, _ in nodes]
     out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
     for j, (server, _) in enumerate(nodes):
@@ -587,16 +594,39 @@ def _usage(
         usage[others, out[j]] += pull
         usage[k + others, out[others]] += push
         usage[k + others, into[j]] += push
-    for server, backup in zip(setting.servers, (*setting.servers[1:], *setting.servers[:1]), strict=True):
-        i, j = names.index(server), names.index(backup)
+    for i, j in _backups(names, setting):
         usage[2 * k + i, [out[i], pulls[i]]] = 1.0
         if i != j:
             usage[2 * k + i, [into[j], pushes[j]]] = 1.0
-    service = [kind.service_bytes_per_second for _, kind in nodes]
-    capacity = np.array([*(nic_out[n] for n, _ in nodes), *(nic_into[n] for n, _ in nodes), *service, *service])
+    capacity = _capacity(nodes, effects)
     # A server process without a limit of its own is no resource. With `whole`, all of them are, or none.
     kept = np.isfinite(capacity)
     if whole:
         kept[2 * k :] = kept[2 * k :].any()
         capacity = np.minimum(capacity, _UNLIMITED)
     return usage[:, kept], capacity[kept]
+
+
+def _proportions(
+    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
+) -> tuple[network.Proportions, NDArray[np.int32], NDArray[np.float64]]:
+    """`_usage` without a matrix: of pulls and pushes, the `backup` of each node, and the capacity of resources."""
+    names = [name for name, _ in nodes]
+    pulled, pushed = (np.array([part.get(n, 0.0) for n in names]) for part in _shares_of_servers(setting, effects))
+    backup = np.arange(len(nodes), dtype=np.int32)
+    for i, j in _backups(names, setting):
+        backup[i] = j
+    return network.Proportions(pulled, pushed), backup, np.minimum(_capacity(nodes, effects), _UNLIMITED)
+
+
+def _backups(names: Sequence[str], setting: Setting) -> Iterator[tuple[int, int]]:
+    """Each server, and the one that it sends its snapshots to: the next, itself where it is alone."""
+    for server, backup in zip(setting.servers, (*setting.servers[1:], *setting.servers[:1]), strict=True):
+        yield names.index(server), names.index(backup)
+
+
+def _capacity(nodes: tuple[tuple[str, NodeType], ...], effects: Effects) -> NDArray[np.float64]:
+    """Of the resources of `_usage`, [4k] bytes per second."""
+    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
+    service = [kind.service_bytes_per_second for _, kind in nodes]
+    return np.array([*(out[n] for n, _ in nodes), *(into[n] for n, _ in nodes), *service, *service])

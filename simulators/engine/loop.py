@@ -29,6 +29,7 @@ from simulators.engine import embedding, learning, timing
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, LearningProgram, TrainingData
+from simulators.engine.network import Proportions
 from simulators.engine.timing import Flight
 from simulators.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
@@ -271,6 +272,7 @@ def _step(
 _MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
 _MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024}
 """Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
+_MOST_NICS = 800  # the same, where each NIC counts
 
 
 def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
@@ -279,8 +281,12 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
     By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. A job
     without a model has none. Asked, a push of 240 workers takes half of the time, one of 2,048 a third.
     """
-    timing_only = program.model is None and not program.overlapping and not program.lanes
-    many = _MANY <= inputs.active.shape[0] <= _MOST[program.discipline]
+    nodes, timing_only = inputs.active.shape[0], program.model is None and not program.lanes
+    if program.overlapping:
+        # The matrices of `network.maxmin` are products, too; connections are divided in loops of their own.
+        many = isinstance(inputs.usage, Proportions) and not inputs.connections and nodes <= _MOST_NICS
+    else:
+        many = _MANY <= nodes <= _MOST[program.discipline]
     return timing_only and many and not program.dispatched and jax.default_backend() == "cpu"
 
 

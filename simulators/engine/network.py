@@ -14,7 +14,7 @@ for pulls; those of pushes are the rates of their senders, which fill the queue 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,9 @@ from jax.typing import ArrayLike
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["connected", "fifo", "maxmin", "uneven", "waterfill"]
+__all__ = ["MANY_NICS", "Proportions", "connected", "fifo", "maxmin", "uneven", "waterfill"]
 
+MANY_NICS = 64  # nodes from which on NICs are shared by `Proportions`: a matrix takes as long up to about 40
 _MANY = 40  # transfers from which on to compare all pairs of them takes longer than to go through them step by step
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
@@ -110,28 +111,80 @@ def _fifo_of_many(limits: Array, capacity: Array, active: Array, arrival: Array)
     return rates
 
 
-def maxmin(usage: Array, capacity: Array, active: Array, weights: ArrayLike = 1.0) -> Array:
+class Proportions(NamedTuple):
+    """What each byte of a transfer puts on each NIC and server process, where all nodes move the same proportions: the
+    matrix `usage` of `maxmin`, without its k^2 entries.
+
+    Transfers: a pull of each node, its push, and, if `backup` is given, a snapshot of its server; [2k] or [3k]. Resources,
+    k each: a node's NIC out, its NIC in, its server's pulls and pushes. What a node moves to itself crosses no NIC.
+    """
+
+    pull: Any  # [k]: the part of each pull that each node sends
+    push: Any  # [k]: the part of each push that each node receives
+    backup: Any = ()  # int32 [k]: the node that each one's snapshots go to, itself if they leave the cluster
+
+    def on_resources(self, rates: Any) -> Any:
+        """What transfers at these `rates` put on all resources, [4k]; of NumPy or JAX, but with snapshots of JAX."""
+        pulls, pushes, *copies = rates.reshape(-1, len(self.pull))
+        of_pull, of_push = self.pull.sum() - self.pull, self.push.sum() - self.push
+        out = self.pull * (pulls.sum() - pulls) + pushes * of_push
+        into = self.push * (pushes.sum() - pushes) + pulls * of_pull
+        sent, received = self.pull * pulls.sum(), self.push * pushes.sum()
+        if copies:
+            copied = jnp.zeros_like(out).at[self.backup].add(jnp.where(self._leaves(), 0.0, copies[0]))
+            out, into, sent, received = out + copies[0], into + copied, sent + copies[0], received + copied
+        return (jnp if isinstance(out, Array) else np).concatenate([out, into, sent, received])
+
+    def on_any(self, resources: Array) -> Array:
+        """Which transfers use any of these `resources`, bool [4k]."""
+        out, into, sent, received = resources.reshape(4, -1)
+        serves, takes = self.pull > 0, self.push > 0
+        of_pull, of_push = self.pull.sum() - self.pull > 0, self.push.sum() - self.push > 0
+        sending, taking = serves & out, takes & into
+        pull = (sending.sum() > sending) | (into & of_pull) | (sent & serves).any()
+        push = (taking.sum() > taking) | (out & of_push) | (received & takes).any()
+        if isinstance(self.backup, tuple):
+            return jnp.concatenate([pull, push])
+        copy = out | sent | (~self._leaves() & (into | received)[self.backup])
+        return jnp.concatenate([pull, push, copy])
+
+    def _leaves(self) -> Array:
+        """Whose snapshots leave the cluster, bool [k]."""
+        leaves: Array = jnp.arange(len(self.pull), dtype=self.backup.dtype) == self.backup
+        return leaves
+
+
+def maxmin(usage: Array | Proportions, capacity: Array, active: Array, weights: ArrayLike = 1.0) -> Array:
     """Max-min fair rates [f] of transfers over any resources, by progressive filling (Bertsekas and Gallager, 6.5.2).
 
     Args:
-        usage: bytes that each byte of a transfer puts on each resource, [f, r].
+        usage: bytes that each byte of a transfer puts on each resource, [f, r], or these as `Proportions`.
         capacity: of each resource, [r] bytes/s.
         active: which transfers are in progress, bool [f]. One that uses no resource gets 1e30.
         weights: rates grow in proportion to these, [f].
     """
-    touches = usage > 0
+    if isinstance(usage, Proportions):
+        on_resources, on_any = usage.on_resources, usage.on_any
+    else:
+        touches = usage > 0
+
+        def on_resources(rates: Array) -> Array:
+            return rates @ usage
+
+        def on_any(resources: Array) -> Array:
+            return jnp.any(touches & resources[None, :], axis=1)
 
     def fill(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rates, rising, free = carry
-        demand = (rising * weights) @ usage
+        demand = on_resources(rising * weights)
         headroom = jnp.where(demand > 0, free / jnp.where(demand > 0, demand, 1.0), jnp.inf)
         grow = jnp.min(headroom)
         rates = jnp.where(rising, rates + grow * weights, rates)
         full = headroom <= grow  # at least one resource fills up in every round, so there are at most r rounds
-        return rates, rising & ~jnp.any(touches & full[None, :], axis=1), jnp.maximum(free - grow * demand, 0.0)
+        return rates, rising & ~on_any(full), jnp.maximum(free - grow * demand, 0.0)
 
-    unlimited = active & ~jnp.any(touches, axis=1)
-    start = (jnp.zeros(usage.shape[0], usage.dtype), active & ~unlimited, capacity)
+    unlimited = active & ~on_any(jnp.ones(capacity.shape, bool))
+    start = (jnp.zeros(active.shape, capacity.dtype), active & ~unlimited, capacity)
     rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill, start)
     return jnp.where(unlimited, _UNLIMITED, rates)
 

@@ -279,7 +279,7 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             capacity = capacity.at[:nodes].set(sending)
         usage, moving, each = inputs.usage, jnp.concatenate([pulling, pushing]), weights.reshape(-1)
         if inputs.snapshots:
-            usage = jnp.concatenate([usage, inputs.snapshots.usage])
+            usage = _beside(usage, inputs.snapshots.usage)
             moving = jnp.concatenate([moving, flight.copying > 0])
             each = jnp.concatenate([each, inputs.snapshots.weights])
         both = network.maxmin(usage, capacity, moving, each)
@@ -287,7 +287,8 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         if inputs.snapshots:
             sending = both[2 * nodes :]
         if len(inputs.bucket_bytes):
-            drains = _drains(inputs, both @ usage[:, :nodes])
+            proportions = isinstance(usage, network.Proportions)
+            drains = _drains(inputs, usage.on_resources(both)[:nodes] if proportions else both @ usage[:, :nodes])
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
         served: dict[str, Callable[..., Array]] = {
@@ -301,6 +302,13 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     if len(inputs.control_queue):
         timed = timed | (flight.phase == REQUEST)
     return pull + push + computing + timed, drains, sending, flows
+
+
+def _beside(usage: Any, of_snapshots: Array) -> Any:
+    """The `usage` of pulls and pushes, and after it that of snapshots."""
+    if isinstance(usage, network.Proportions):
+        return usage._replace(backup=of_snapshots)
+    return jnp.concatenate([usage, of_snapshots])
 
 
 def _drains(inputs: EngineInputs, sent: Array) -> Array:

@@ -10,13 +10,18 @@ import pytest
 import harness
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
-from simulators.engine import loop
+from simulators.engine import loop, network
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
 from tuners.actions import Fork, Reconfigure, Run
 
 CALM = Conditions(jitter=0.0, stagger=False)
+
+
+@pytest.fixture(params=[network.MANY_NICS, 1], ids=["few nodes", "as in large clusters"], autouse=True)
+def many_nics(request, monkeypatch):
+    monkeypatch.setattr(network, "MANY_NICS", request.param)
 
 
 def timed(conditions, seed=0, setting=None, **changed):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
-from simulators.engine import loop
+from simulators.engine import loop, network
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
@@ -183,6 +183,14 @@ def test_servers_that_send_snapshots(made, policy):
 @given(jobs(overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_servers_that_send_snapshots_and_work(made, policy):
     compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(overlap=True, snapshot_clocks=(1,)), TWO)
+def test_servers_that_send_snapshots_and_work_as_in_large_clusters(made, policy):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "MANY_NICS", 1)
+        compared(made, *policy)
 
 
 @slow_to_compile

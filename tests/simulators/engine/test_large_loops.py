@@ -15,11 +15,12 @@ from tuners.actions import Install
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
-def many(policy, kinds=1, nodes=160, discipline="maxmin", **conditions):
-    """The branch of a job of all but four of so many nodes, which serve, under an installed policy."""
+def many(policy, kinds=1, nodes=160, discipline="maxmin", both=False, **conditions):
+    """The branch of a job of so many nodes under an installed policy: four serve and the others work, or all do both."""
     names = tuple(f"n{i}" for i in range(nodes))
     cluster = Cluster(tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline)
-    start = Setting(workers=names[4:], servers=names[:4], batch_size=8, learning_rate=0.1)
+    roles = {"workers": names, "servers": names} if both else {"workers": names[4:], "servers": names[:4]}
+    start = Setting(**roles, batch_size=8, learning_rate=0.1)
     simulated = system(cluster, job(), start, Conditions(jitter=0.3, **conditions))
     simulated.perform(Install(policy))
     return simulated.branches[0]
@@ -39,8 +40,17 @@ def advanced(program, of, clocks=600):
         (policies.quorum(150, 0.5), 2, {}),
         (policies.asp(), 3, {"discipline": "fifo"}),
         (policies.ssp(2), 3, {"discipline": "uneven"}),
+        (policies.asp(), 3, {"nodes": 70, "both": True}),
     ],
-    ids=["asp", "ssp, unlike machines, stragglers", "bsp, unlike machines", "a policy with a timer", "fifo", "uneven"],
+    ids=[
+        "asp",
+        "ssp, unlike machines, stragglers",
+        "bsp, unlike machines",
+        "a policy with a timer",
+        "fifo",
+        "uneven",
+        "all nodes work and serve",
+    ],
 )
 def test_the_same_bytes(policy, kinds, conditions):
     of = many(policy, kinds, **conditions)

@@ -10,6 +10,7 @@ from simulators.engine import network
 from tests.support.oracle import first_come, progressive_filling
 
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
+K = 4  # nodes
 waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
 uneven, connected = jax.jit(network.uneven), jax.jit(network.connected)
 fifo_of_many, uneven_of_many = jax.jit(network._fifo_of_many), jax.jit(network._uneven_of_many)
@@ -177,6 +178,41 @@ def test_many_transfers_have_the_rates_of_a_comparison_of_all_pairs(capacity, mo
         rates = np.asarray(of_many(limits, capacity, active, by))
         np.testing.assert_allclose(rates, np.asarray(all_pairs(limits, capacity, active, by)), rtol=1e-12)
         assert (rates[active] > 0).any()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_proportions_are_the_matrix_of_what_transfers_use(data):
+    """Nodes of some speeds, any of which work and serve; transfers with weights, and snapshots beside them."""
+    draw = data.draw
+    parts = [np.array(draw(st.lists(SHARES, min_size=K, max_size=K))) for _ in range(2)]
+    backup = np.array(draw(st.lists(st.integers(0, K - 1), min_size=K, max_size=K)), np.int32)
+    capacity = np.array(draw(st.lists(st.sampled_from([1.0, 2.5, 7.0, 1e30]), min_size=4 * K, max_size=4 * K)))
+    active = np.array(draw(st.lists(st.booleans(), min_size=3 * K, max_size=3 * K)))
+    weights = np.array(draw(st.lists(st.floats(0.1, 10.0), min_size=3 * K, max_size=3 * K)))
+    usage, proportions = matrix(*parts, backup), network.Proportions(*parts, backup)
+    used = [np.asarray(proportions.on_resources(active * weights)), (active * weights) @ usage]
+    np.testing.assert_allclose(*used, rtol=1e-9, atol=1e-12)
+    rates = [np.asarray(maxmin(u, capacity, active, weights)) for u in (proportions, usage)]
+    np.testing.assert_allclose(*rates, rtol=1e-9)
+    two = [np.asarray(maxmin(u, capacity, active[: 2 * K])) for u in (network.Proportions(*parts), usage[: 2 * K])]
+    np.testing.assert_allclose(*two, rtol=1e-9)
+
+
+def matrix(pull, push, backup):
+    """What each byte of pulls, of pushes and of snapshots puts on NICs out, NICs in, and servers' pulls and pushes."""
+    usage = np.zeros((3, K, 4, K))
+    for node in range(K):
+        for server in range(K):
+            for kind, part, (own, other), served in ((0, pull, (1, 0), 2), (1, push, (0, 1), 3)):
+                usage[kind, node, served, server] += part[server]
+                if server != node:
+                    usage[kind, node, own, node] += part[server]
+                    usage[kind, node, other, server] += part[server]
+        usage[2, node, [0, 2], node] = 1.0
+        if backup[node] != node:
+            usage[2, node, [1, 3], backup[node]] = 1.0
+    return usage.reshape(3 * K, 4 * K)
 
 
 @settings(max_examples=40)
