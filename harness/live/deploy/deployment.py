@@ -46,7 +46,18 @@ from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
 
-__all__ = ["Deployment", "Emulated", "Interrupted", "check", "cluster_for", "deploy", "described", "play_on", "simulated"]
+__all__ = [
+    "Deployment",
+    "Emulated",
+    "Interrupted",
+    "LiveOptions",
+    "check",
+    "cluster_for",
+    "deploy",
+    "described",
+    "play_on",
+    "simulated",
+]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
