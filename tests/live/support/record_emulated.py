@@ -1,6 +1,9 @@
 """Records live jobs with the nodes, links and conditions of a scenario, to compare the simulator with. A script, for root:
 
-    python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing] [--cycles 100]
+    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing] [--cycles 200]
+
+`chrt --rr 1` gives it real-time priority: whatever else the machine does, a mini-batch begins when its worker has slept. At
+usual priority, also at the highest, a kernel may let a process of lower priority go on for some milliseconds first.
 
 Each design is a cluster of up to six workers and three servers, emulated as by `harness deploy --live --emulate`: sockets
 behind shaped links, mini-batches that last as long as the simulator draws. A mini-batch of the model takes a core about a
@@ -273,7 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(DESIGNS), help="designs (default: all)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[3] / "traces" / "data")
-    parser.add_argument("--cycles", type=int, default=100, help="per worker, setting and repetition (default: 100)")
+    parser.add_argument("--cycles", type=int, default=200, help="per worker, setting and repetition (default: 200)")
     options = parser.parse_args()
     if reason := why_not():
         sys.exit(f"Cannot record: {reason}.")
