@@ -1,6 +1,6 @@
 """Records live jobs with the nodes, links and conditions of a scenario, to compare the simulator with. A script, for root:
 
-    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing] [--cycles 200]
+    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing]
 
 `chrt --rr 1` gives it real-time priority: whatever else the machine does, a mini-batch begins when its worker has slept. At
 usual priority, also at the highest, a kernel may let a process of lower priority go on for some milliseconds first.
