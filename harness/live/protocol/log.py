@@ -32,6 +32,7 @@ class NextCycle(msgspec.Struct, frozen=True, array_like=True):
     cycle: int
     clock: int  # number of the mini-batch
     terms: int  # the cycle whose `Release` says all the rest; the same cycle if a `Release` follows
+    seconds: float = 0.0  # when it was released, on the coordinator's clock
 
 
 class CommitEntry(_Entry, frozen=True):

@@ -119,6 +119,7 @@ class Release(_Head, frozen=True):
     intra_threads: int = 0
     inter_threads: int = 0
     slowdown: float = 1.0  # an emulated node takes so many times as long
+    seconds: float = 0.0  # when the cycle was released, on the coordinator's clock
 
 
 class Rest(_Head, frozen=True):
@@ -152,6 +153,7 @@ class UnaskedBlocks(_Head, frozen=True):
     runs: Runs
     clock: int  # number of the mini-batch
     terms: int  # the cycle of that release
+    seconds: float = 0.0  # when the worker was released, on the coordinator's clock
 
 
 class GradientDone(_Head, frozen=True):

@@ -78,7 +78,8 @@ class Pulls:
         """Send parameters to the workers that this push, entry `index`, releases, without being asked."""
         arrays = self._parameters(commit.branch, commit.bits, index, cohort.runs).arrays
         for begun in commit.released:
-            self._outbox.tell(begun.worker, UnaskedBlocks(begun.cycle, index, cohort.runs, begun.clock, begun.terms), arrays)
+            head = UnaskedBlocks(begun.cycle, index, cohort.runs, begun.clock, begun.terms, begun.seconds)
+            self._outbox.tell(begun.worker, head, arrays)
 
     def _parameters(self, branch: int, bits: int, after: int, runs: Runs) -> _Parameters:
         """The parameters of some blocks. If another worker pulled them as of `after`, the same copy: a worker that is late

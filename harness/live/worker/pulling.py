@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,8 +72,17 @@ class Pulling:
         """What is pulled for; None: no pull is in progress."""
         return None if self._pull is None else self._pull.kind
 
-    def begin(self, kind: TaskKind, of: Release | EvaluationRequest, after: int, *, unasked: bool = False) -> None:
-        """Pull as of entry `after` of the log or later. `unasked`: servers send the blocks without being asked."""
+    def begin(
+        self,
+        kind: TaskKind,
+        of: Release | EvaluationRequest,
+        after: int,
+        *,
+        unasked: bool = False,
+        released_seconds: float = math.inf,
+    ) -> None:
+        """Pull as of entry `after` of the log or later. `unasked`: servers send the blocks without being asked, as soon as
+        the worker is released, at `released_seconds` if that is past."""
         number, bits = (of.cycle, of.bits) if isinstance(of, Release) else (of.number, 32)
         self._last += 1
         # All blocks are asked for, also those of which no row is wanted: few different runs, which are cached.
@@ -81,7 +91,8 @@ class Pulling:
             rows = self._rows_of(of if isinstance(of, Release) else None)
             size = len(rows) * tables.width
         made, now, wait = np.empty(size, np.float32), self._now(), self._retry_seconds
-        self._pull = _InProgress(self._last, kind, number, of.branch, after, bits, rows, missing, made, now, now, wait)
+        begun = min(now, released_seconds)
+        self._pull = _InProgress(self._last, kind, number, of.branch, after, bits, rows, missing, made, begun, now, wait)
         # Otherwise `tick` asks if they do not arrive.
         if not unasked:
             self._ask(self._pull, missing)

@@ -6,6 +6,8 @@ rows that this mini-batch looks up, and the dense ones, and pushes the gradients
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +45,8 @@ from harness.live.worker.worker_table import WorkerTable
 
 __all__ = ["Worker"]
 
+_RELEASES = 8  # the last ones, of which the quickest tells how far the coordinator's clock is behind
+
 
 class _Push(NamedTuple):
     branch: int
@@ -73,6 +77,7 @@ class Worker:
         self.refused = 0  # messages of an older view or generation
         self._work: Release | None = None  # the cycle that it is in
         self._terms: Release | None = None  # the last release that the coordinator sent: later cycles may go by it
+        self._ahead: deque[float] = deque(maxlen=_RELEASES)  # seconds of this clock over the coordinator's, by releases
         self._done: GradientDone | None = None  # the result of its gradient
         self._done_is_final = False  # it lacks no loss before the push, so it can travel with the push
         self._early: list[tuple[UnaskedBlocks, tuple[Array, ...]]] = []  # parameters that arrived before their release
@@ -110,6 +115,7 @@ class Worker:
             case Release():
                 if self._work is None or head.cycle > self._work.cycle:
                     self._terms = head
+                    self._ahead.append(self._now() - head.seconds)
                     self._begin(head)
             case Pulled():
                 self._begin_task(self._pulling.answered(head, arrays))
@@ -146,7 +152,10 @@ class Worker:
         for cycle in [c for c in self._pushes if c <= work.durable]:
             del self._pushes[cycle]
         self._work, self._done, self._done_is_final = work, None, False
-        self._pulling.begin("gradient", work, work.after, unasked=work.unasked)
+        # Parameters that nobody asked for are on their way since the release, of which the worker may hear with them. Of a
+        # message that was late by what its link carried before it, clocks look further apart than they are.
+        released = work.seconds + min(self._ahead, default=math.inf) if work.unasked else math.inf
+        self._pulling.begin("gradient", work, work.after, unasked=work.unasked, released_seconds=released)
         early, self._early = self._early, []
         for given, arrays in early:
             self._on_given(given, arrays)
@@ -190,7 +199,9 @@ class Worker:
             if terms is None or head.terms != terms.cycle:
                 self._early.append((head, arrays))
                 return
-            self._begin(replace(terms, cycle=head.cycle, clock=head.clock, after=head.index, unasked=True))
+            self._begin(
+                replace(terms, cycle=head.cycle, clock=head.clock, after=head.index, unasked=True, seconds=head.seconds)
+            )
         self._begin_task(self._pulling.sent_unasked(head, arrays))
 
     def _begin_task(self, pull: Arrived | None) -> None:
@@ -238,6 +249,7 @@ class Worker:
         """Servers have gone back to a snapshot and dropped all staged pushes: stage all that are not durable again."""
         if head.number <= self.view:
             return
+        self._ahead.clear()  # the coordinator may be another process, with another clock
         self._outbox.view, self._members, self._early = head.number, head.members, []
         self._table.reset(head.owners, head.index)
         # In order, so that servers can apply the replayed log while later pushes still arrive.

@@ -195,9 +195,11 @@ def given_up_cycles_count(monkeypatch):
 def a_release_holds_for_ever(monkeypatch):
     announced = Releases.announced
 
-    def broken(self, branch, released, commit):
+    def broken(self, branch, released, commit, seconds):
         sent = {self._job.workers[worker]: of.release.cycle for worker, of in self._sent.items()}
-        return tuple(replace(c, terms=sent.get(c.worker, c.terms)) for c in announced(self, branch, released, commit))
+        return tuple(
+            replace(c, terms=sent.get(c.worker, c.terms)) for c in announced(self, branch, released, commit, seconds)
+        )
 
     monkeypatch.setattr(Releases, "announced", broken)
 

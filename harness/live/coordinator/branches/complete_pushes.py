@@ -88,7 +88,8 @@ class CompletePushes:
         # Servers do not know which rows of embedding tables a mini-batch looks up: workers ask for them.
         if self._job.tables is None and of is self._branches.current and not self._branches.finishing:
             # The commit names the next cycles before they begin, so that servers can send parameters along with it.
-            commit = replace(commit, released=self._releases.announced(of, released, commit), bits=of.setting.transfer_bits)
+            announced = self._releases.announced(of, released, commit, facts.seconds)
+            commit = replace(commit, released=announced, bits=of.setting.transfer_bits)
         # The journal keeps the facts, not the commit: to replay them brings back the policy's state as well.
         self._ledger.append(commit, "settle", branch, name, tuple(facts))
         self._releases.release(of, released, facts.seconds, commit.released)

@@ -62,7 +62,9 @@ class Releases:
         # Above those of earlier views: a coordinator that died may have released cycles that its journal does not have.
         return max(self.last, self._ledger.view << 32) + 1
 
-    def announced(self, branch: CoordinatorBranch, released: Sequence[int], commit: CommitEntry) -> tuple[NextCycle, ...]:
+    def announced(
+        self, branch: CoordinatorBranch, released: Sequence[int], commit: CommitEntry, seconds: float
+    ) -> tuple[NextCycle, ...]:
         """What workers begin with the commit of a push, before it is appended: servers tell them, with the parameters."""
         made = []
         for number, worker in enumerate(released, self.next_cycle):
@@ -72,7 +74,7 @@ class Releases:
             # Who goes by the release that it has needs no other one: that saves a message in most cycles.
             holds = sent is not None and sent.holds(branch, oldest - 1, self._slowdown(worker))
             terms = sent.release.cycle if sent is not None and holds else number
-            made.append(NextCycle(name, number, int(branch.begun[worker]), terms))
+            made.append(NextCycle(name, number, int(branch.begun[worker]), terms, seconds))
         return tuple(made)
 
     def release(
@@ -121,6 +123,7 @@ class Releases:
             intra_threads=setting.intra_threads,
             inter_threads=setting.inter_threads,
             slowdown=self._slowdown(worker),
+            seconds=cycle.released_seconds,
         )
 
     def _slowdown(self, worker: int) -> float:
