@@ -342,7 +342,8 @@ def _connection_rates(
         pull, push = network.connected(capacity, net.number, net.server, pulls, pushes, weights)
     drains = inputs.bucket_refill
     if len(inputs.bucket_bytes):
-        mine = jnp.arange(len(out), dtype=jnp.int32)[:, None] == net.server
+        owners: Any = net.server if len(net.server) else -1  # no server's NIC does anything else: only workers have buckets
+        mine = jnp.arange(len(out), dtype=jnp.int32)[:, None] == owners
         away, home = (jnp.where(mine, 0.0, flows) for flows in (pull, push))
         sent = home @ net.number + jnp.sum(jnp.where(mine, jnp.sum(away, axis=0), 0.0), axis=1)
         drains = _drains(inputs, sent + sending if inputs.snapshots else sent)

@@ -61,9 +61,10 @@ def test_one_server_has_none():
         (UNLIKE, {}),
         (ALIKE, {"workers": NAMES[:4]}),
         (ALIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
+        (UNLIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("a",), 150.0, 20.0),))}),
         (UNLIKE, {"discipline": "fifo"}),
     ],
-    ids=["shares", "links", "a server that works", "a server with a bucket", "first come first served"],
+    ids=["shares", "links", "a server that works", "a server's bucket", "a worker's bucket", "first come first served"],
 )
 @pytest.mark.parametrize("policy", ["asp", "bsp"])
 def test_servers_that_are_not_alike_have_connections(links, changed, policy):
