@@ -27,8 +27,10 @@ class ControlPlane:
     def __init__(self, cluster: Cluster, conditions: Conditions) -> None:
         self.env = simpy.Environment()
         self._nodes = tuple(name for name, _ in cluster.nodes)
-        self._delays: list[LinkDelay] = []  # in force at present
         self.disturbance = Disturbance(np.ones(len(self._nodes)), np.zeros(len(self._nodes)))  # changed in place
+        # In force at present. Processes begin after the first mini-batches have, which the delays from 0 s on are for, too.
+        self._delays: list[LinkDelay] = [d for d in conditions.delays if d.start_seconds == 0]
+        self._add_up_delays()
         self._present = set(self._nodes) - absent_at_start(conditions)
         self._leaving: set[str] = set()
         self.events: list[NodeEvent] = []  # in the order of time
@@ -91,18 +93,21 @@ class ControlPlane:
             yield self.env.timeout(episode.every_seconds - episode.seconds)
 
     def _delay(self, delay: LinkDelay) -> Generator[simpy.Event, Any, None]:
-        yield self.env.timeout(delay.start_seconds)
-        while True:
-            self._delays.append(delay)
-            self._add_up_delays()
-            if not delay.seconds:
-                return
+        if delay.start_seconds > 0:
+            yield self.env.timeout(delay.start_seconds)
+            self._begin_delay(delay)
+        while delay.seconds:
             yield self.env.timeout(delay.seconds)
             self._delays.remove(delay)
             self._add_up_delays()
             if not delay.every_seconds:
                 return
             yield self.env.timeout(delay.every_seconds - delay.seconds)
+            self._begin_delay(delay)
+
+    def _begin_delay(self, delay: LinkDelay) -> None:
+        self._delays.append(delay)
+        self._add_up_delays()
 
     def _add_up_delays(self) -> None:
         # Summed anew: adding and taking off would leave a rest of rounding behind.

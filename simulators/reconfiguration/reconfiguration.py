@@ -276,7 +276,7 @@ class Reconfiguration:
             self.plan = plan_of(branch.setting, target.setting, method, load, costs)
         self._steps: _Steps | None = None  # of the plan in progress
         self._policy = self._old_policy = branch.policy
-        self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `apply_effects`
+        self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `_joined`
         self._applied: tuple[Setting, Effects] | None = None
         self._begun_seconds = 0.0
         # While all old workers have stopped and no new one has started, nobody trains, whatever the method:
@@ -405,10 +405,7 @@ class Reconfiguration:
             self._applied = setting, effects
             has_work = branch.apply_effects(setting, effects) or has_work
         branch.disturb(disturbance)
-        joined, self._workers = steps.workers - self._workers, steps.workers
-        if joined:
-            # A node that joins has no mini-batch yet; its waiting is counted from now.
-            branch.stop_workers(joined, now)
+        joined = self._joined(steps.workers, now)
         if (joined or switched or has_work) and not steps.plan.quiescent:
             branch.launch_waiting_workers()
 
@@ -458,8 +455,17 @@ class Reconfiguration:
             branch.stop_all(now)
             branch.launch(branch.inputs.active)
         elif new_policy or has_work or self._lost or frozenset(branch.setting.workers) != frozenset(steps.ends.old.workers):
+            self._joined(frozenset(branch.setting.workers), now)
             branch.launch_waiting_workers()
         self.over = True
+
+    def _joined(self, workers: frozenset[str], now: float) -> frozenset[str]:
+        """The nodes that have become workers, where `workers` may begin a mini-batch from `now` on."""
+        joined, self._workers = workers - self._workers, workers
+        if joined:
+            # A node that joins has no mini-batch yet; its waiting is counted from now.
+            self.branch.stop_workers(joined, now)
+        return joined
 
     def _prepared(self) -> PreparedSetting:
         return self._target or self.branch.context.prepare(self._started.ends.new, self._policy)

@@ -81,6 +81,16 @@ def test_delays_come_and_go_as_scheduled():
     np.testing.assert_array_equal(one_by_one, seconds)
 
 
+def test_a_delay_from_the_beginning_on_delays_the_first_mini_batch_too():
+    cluster = Cluster(tuple((n, machine()) for n in "ab"))
+    around = Conditions(jitter=0.0, stagger=False, delays=(LinkDelay(("a",), 1.0), LinkDelay(("b",), 0.5, 0.0, 3.0, 20.0)))
+    workload = job(Demand(model_bytes=0.0, sample_seconds=0.25))
+    setting = Setting(workers=("a",), servers=("b",), batch_size=20)
+    # 2 x 1 s each; the second delay is there at 0, 20 and 40: for the mini-batches that begin then, or up to 3 s later.
+    seconds = system(cluster, workload, setting, around).perform(Run(clocks=5)).pushes.seconds
+    np.testing.assert_allclose(seconds, [8, 15, 22, 30, 37])
+
+
 @pytest.mark.parametrize(
     ("delay", "why"),
     [

@@ -132,6 +132,18 @@ def test_by_migration_and_relocation_training_continues_and_by_checkpoint_it_sta
         assert set(during.pushes.worker[-20:]) == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [("a", "b", "c", "d"), ("a", "b", "d")], ids=["added", "exchanged"])
+def test_a_worker_that_joins_has_not_waited_since_the_job_began(method, workers):
+    """Under ASP nobody waits for others. d begins with the last step of a migration."""
+    simulated = timed()
+    simulated.perform(Run(seconds=30.0))
+    simulated.perform(Reconfigure(start(workers=workers, servers=("e",)), method=method))
+    seen = simulated.perform(Run(seconds=30.0)).pushes
+    assert np.any(seen.worker == 3)
+    np.testing.assert_array_equal(seen.wait_seconds, 0.0)
+
+
 def test_a_migration_stalls_while_all_old_workers_have_stopped_and_no_new_one_has_started():
     """All training data is on its way from the only worker to its successors: nobody trains, whatever the method."""
     simulated = timed(setting=start(workers=("a",), servers=("d", "e")))
