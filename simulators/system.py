@@ -158,8 +158,15 @@ class SimulatedSystem:
         )
 
     def _think(self, action: Action[Any]) -> None:
-        """While a tuner thinks, the branch of its action trains on; the next window reports what happened meanwhile."""
+        """While a tuner thinks, the branch of its action trains on; the next window reports what happened meanwhile.
+
+        A branch that is to be freed is not trained for that, unless it trains anyway.
+        """
         branch = self._branches.get(getattr(action, "branch", -1))
+        if isinstance(action, Free) and branch is not self._time.latest:
+            branch = next((b for b in self._branches.values() if b is self._time.latest), None)
+            if branch is None:  # the one that trained last is freed, too
+                self._time.pass_seconds(self._conditions.thinking_seconds)
         other = self._time.reconfiguration is not None and self._time.reconfiguration.branch is not branch
         if branch is not None and branch.status == "running" and not other:
             self._time.switch_to(branch)

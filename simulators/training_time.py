@@ -34,7 +34,7 @@ class TrainingTime:
         self.reconfiguration: Reconfiguration | None = None  # in progress; one at a time
         self.waited_cost = Cost(seconds=0.0, stall_seconds=0.0)  # of the last one that was waited for
         self._cached: Branch | None = first  # its model is in the workers' caches
-        self._latest = first  # to train
+        self.latest = first  # to train
 
     def switch_to(self, branch: Branch) -> None:
         """Branches share the workers' caches, so that training another one clears them (MLtuner, Section 4.6)."""
@@ -44,8 +44,8 @@ class TrainingTime:
 
     def resume(self, branch: Branch) -> None:
         """Shift a branch's clock to now; another one may have trained last."""
-        branch.resume_at(self.now, self._latest)
-        self._latest = branch
+        branch.resume_at(self.now, self.latest)
+        self.latest = branch
 
     def bring_to_now(self, branch: Branch) -> None:
         """Resume a branch that has not trained for a while; if nodes are lost meanwhile, begin to recover."""

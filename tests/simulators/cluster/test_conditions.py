@@ -13,6 +13,7 @@ from simulators.cluster.conditions import (
     Conditions,
     Episode,
     LinkDelay,
+    NodeChange,
     Sleeps,
     Stragglers,
     check,
@@ -37,7 +38,7 @@ from tests.support.small_jobs import (
     system,
     together,
 )
-from tuners.actions import Evaluate, Fork, Reconfigure, Rejected, Run, Setting, Target
+from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Setting, Target
 
 NODES = ("a", "b", "c", "d")
 TEXT = """
@@ -219,6 +220,24 @@ def test_a_fork_does_not_report_the_pushes_of_its_parent_during_thinking():
     window = simulated.perform(Run(clocks=10, branch=child))
     assert window.pushes.seconds[0] >= window.start_seconds
     assert simulated.perform(Run(clocks=1)).pushes.seconds[0] < window.start_seconds
+
+
+def test_thinking_of_freeing_a_branch_trains_the_one_that_trains_anyway():
+    """Another one would have to be pulled first, and would begin to recover where it has lost a machine."""
+    around = Conditions(jitter=0.0, stagger=False, thinking_seconds=5.0, nodes=(NodeChange(("a",), 31.0, "fails"),))
+    simulated = learning(around, costs=Costs(detection_seconds=4.0))
+    best, loser = (simulated.perform(Fork(0)) for _ in range(2))
+    simulated.perform(Run(seconds=1.0, branch=best))
+    while simulated.now < 45.0:  # until it has recovered
+        simulated.perform(Run(clocks=3, branch=loser))
+    before = simulated.now
+    simulated.perform(Free(0))
+    assert simulated.now == before + 5.0
+    simulated.perform(Free(loser))
+    assert simulated.now == before + 10.0
+    fork = simulated.perform(Run(clocks=20, branch=best))
+    assert fork.setting is not None
+    assert "a" not in fork.setting.workers
 
 
 def test_a_target_reached_during_thinking_is_reported():
