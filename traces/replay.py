@@ -119,6 +119,13 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
     runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)]
     if not runs:
+        all_runs = [scan(trace, "runs").select("workload").collect() for trace in inside or [folder]]
+        known = sorted({one for table in all_runs for one in table["workload"] if one})
+        if known and workload not in known:
+            raise ValueError(
+                f"Cannot replay {workload!r} from {folder}: its runs are of {', '.join(known)}; name one of these as its "
+                "workload. Of runs that were recorded with a scenario, that is the scenario's name."
+            )
         named = "" if pattern == "*" else f" called {pattern!r}"
         raise ValueError(
             f"Cannot replay {workload!r} from {folder}: it has no run of it{named} with one setting, seconds and steps. "

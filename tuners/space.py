@@ -35,7 +35,7 @@ __all__ = ["Space", "check_values", "share_batch"]
 
 _FIELDS = tuple(f.name for f in fields(Setting))
 _PLAIN = tuple(f for f in _FIELDS[2:] if f != "block_owners")
-_BY_NODE = ("role", "load", "data_share", "model_share")
+_BY_NODE = {f: f"{f}/NODE" for f in ("role", "load", "data_share", "model_share")} | {"load": "load/NODE/DEVICE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,24 @@ class Space:
 
     def __post_init__(self) -> None:
         names = [k.name for k in self.knobs]
-        known = {n.name for n in self.nodes}
         for name in names:
             head, _, rest = name.partition("/")
-            by_node = head in _BY_NODE and rest.partition("/")[0] in known
+            by_node = head in _BY_NODE and self._has(rest, devices=head == "load")
             by_block = head == "block" and rest.isdecimal() and int(rest) < self.blocks
             if (head == "block" and not by_block) or (name in ("placement", *OF_CACHES, *OF_REPLICAS) and not self.blocks):
                 raise ValueError(
                     f"Knob {name!r} sets nothing: this job has {self.blocks or 'no'} blocks of embedding tables."
                 )
             if not (name in _PLAIN or name == "worker_count" or (head == "option" and rest) or by_node or by_block):
-                near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2, cutoff=0.7)
-                hint = f" Did you mean {' or '.join(near)}?" if near else ""
-                raise ValueError(
-                    f"Knob {name!r} sets nothing: it is no field of Setting and names no node of this job.{hint}"
-                )
+                raise ValueError(f"Knob {name!r} sets nothing: {_other_names(name)}")
         if len(set(names)) != len(names):
             raise ValueError(f"Two knobs have one name among {names}: name each once.")
+
+    def _has(self, place: str, *, devices: bool) -> bool:
+        """Whether `place` is a node, or with `devices` a node and the number of a device of it, as "n0/1"."""
+        name, _, device = place.partition("/") if devices else (place, "", "")
+        node = next((n for n in self.nodes if n.name == name), None)
+        return node is not None and (not devices or (device.isdecimal() and int(device) < len(node.devices)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -391,6 +392,17 @@ def _check_whole(setting: Setting, devices: Mapping[str, int]) -> None:
     check_values(setting)
     _check_steps(setting, devices)
     _check_blocks(setting)
+
+
+def _other_names(name: str) -> str:
+    """Which names a knob may have in place of `name`, which sets nothing."""
+    if form := _BY_NODE.get(name.partition("/")[0]):
+        device = ", and with the number of one of its devices, from 0" if form.endswith("DEVICE") else ""
+        return f"write {form}, with a node of this job{device}."
+    near = get_close_matches(name, [*_FIELDS[2:], "worker_count"], n=2, cutoff=0.7)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    by_name = ", ".join([*_BY_NODE.values(), "block/NUMBER", "option/NAME"])
+    return f"it is no field of Setting that can be free, and none of worker_count, {by_name}.{hint}"
 
 
 def check_values(setting: Setting) -> None:

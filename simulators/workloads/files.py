@@ -114,14 +114,15 @@ def npz(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset
     A share of each class, drawn by `seed`, is held out for validation. Features are not scaled; scale them beforehand.
     """
     path = _file(path, "an .npz file")
+    how = "write it by numpy.savez(path, x=features, y=labels)"
+    if not zipfile.is_zipfile(path):  # NumPy would take any other file for a pickle, and advise to load it unsafely
+        raise ValueError(f"Cannot read {path} as .npz: it is no archive of arrays; {how}.")
     try:
         with np.load(path, allow_pickle=False) as found:
             arrays = {name: found[name] for name in ("x", "y") if name in found.files}
             names = ", ".join(found.files) or "nothing"
     except (ValueError, EOFError, OSError, zlib.error, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"Cannot read {path} as .npz: {error}; write it by numpy.savez(path, x=features, y=labels)."
-        ) from error
+        raise ValueError(f"Cannot read {path} as .npz: {error}; {how}.") from error
     if len(arrays) < 2:
         raise ValueError(f"Cannot use {path}: it has {names}; expected x, the features, and y, the labels.")
     x, y = arrays["x"], arrays["y"]

@@ -54,7 +54,9 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_messages: float = 2.0  # messages of a mini-batch that follow each other and wait for a link's delay; 2: pull, push
     sample_bytes: float = 0.0  # size of one training sample; moves when data blocks change workers
     data_blocks: int = 0  # number of blocks in which training data moves; 0: as many as there are mini-batches
-    touched_fraction: float = 1.0  # share of the parameters that one mini-batch pulls and pushes (sparse models: less)
+    # Share of the parameters that one mini-batch touches (sparse models: less): how soon parameters that are relocated on
+    # demand have moved. It makes no transfer smaller: `model_bytes` and `push_bytes` are what a pull and a push carry.
+    touched_fraction: float = 1.0
     crowding_exponent: float = 0.0  # compute takes max(1, (intra + inter threads) / cores)^this times as long
     options: tuple[OptionEffect, ...] = ()  # effects of graph options; an option that is not listed has none
 

@@ -300,6 +300,23 @@ def test_a_misspelt_knob_is_told_what_it_resembles():
         Space(base, (), (Real("learnin_rate", 0.1, 1.0),))
 
 
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("worker/n0", r"none of worker_count, role/NODE, load/NODE/DEVICE, data_share/NODE"),
+        ("workers", r"no field of Setting that can be free, and none of worker_count, role/NODE"),
+        ("role/n7", r"write role/NODE, with a node of this job\."),
+        ("role/n0/0", r"write role/NODE"),
+        ("load/n0", r"write load/NODE/DEVICE, with a node of this job, and with the number of one of its devices"),
+        ("load/n0/1", r"write load/NODE/DEVICE"),
+    ],
+)
+def test_a_knob_that_sets_nothing_is_told_which_names_there_are(name, form):
+    nodes = tuple(Node(n, "box", 1, ("cpu",), 1e6, 1e9) for n in ("n0", "n1"))
+    with pytest.raises(ValueError, match=f"Knob '{name}' sets nothing: .*{form}"):
+        Space(Setting(workers=("n0",), servers=("n1",)), nodes, (Real(name, 0.1, 1.0),))
+
+
 # ------------------------------------------------------------------------------------------------------- machines are gone
 
 

@@ -97,7 +97,11 @@ def test_it_is_played_under_its_start_or_another(folder):
     ("old", "new", "reason"),
     [
         ('"t"', '"nowhere"', r"\[recorded\] Cannot read a trace from .*nowhere"),
-        ('"cnn"', '"vgg"', r"\[recorded\] Cannot replay 'vgg' from .*t: it has no run"),
+        (
+            '"cnn"',
+            '"vgg"',
+            r"\[recorded\] Cannot replay 'vgg' from .*t: its runs are of cnn, rnn; name one of these as its workload",
+        ),
         (
             "= 8",
             "= 9",

@@ -445,8 +445,10 @@ def test_unfit_npz(tmp_path, arrays, told):
 def test_damaged_and_missing_npz(tmp_path):
     (tmp_path / "text.npz").write_text("x,y")
     (tmp_path / "empty.npz").write_bytes(b"")
-    for name in ("text.npz", "empty.npz"):
-        with pytest.raises(ValueError, match=r"as \.npz"):
+    np.savez(tmp_path / "whole.npz", x=np.zeros((9, 2)), y=np.arange(9) % 2)
+    (tmp_path / "half.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    for name in ("text.npz", "empty.npz", "half.npz"):
+        with pytest.raises(ValueError, match=r"as \.npz: it is no archive of arrays; write it by numpy\.savez"):
             files.npz(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"it is a folder; give an \.npz file"):
         files.npz(tmp_path)
