@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 from harness.drive import Played, play
+from harness.spending import spending
 from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
@@ -40,8 +42,13 @@ def play_recorded(
                 watch(exchange)
 
         played = play(factory, system, watch=record_and_watch)
-        outcome = played.outcome
+        outcome, usd = played.outcome, spending(played.job, played.exchanges).usd
         recorder.end(
-            status=outcome.status, seconds=outcome.seconds, workload=system.job.name, seed=seed, reason=outcome.reason
+            status=outcome.status,
+            seconds=outcome.seconds,
+            workload=system.job.name,
+            seed=seed,
+            cost_usd=usd if math.isfinite(usd) else None,
+            reason=outcome.reason,
         )
     return played

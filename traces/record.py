@@ -65,9 +65,19 @@ class Recorder:
         if self._waiting >= _BATCH:
             self._write()
 
-    def end(self, *, status: str, seconds: float, workload: str, seed: int | None = None, **extras: Any) -> None:
-        """Record the end of the run."""
-        row = {"workload": workload, "seed": seed, "status": status, "seconds": seconds, "steps": self._clocks}
+    def end(
+        self,
+        *,
+        status: str,
+        seconds: float,
+        workload: str,
+        seed: int | None = None,
+        cost_usd: float | None = None,
+        **extras: Any,
+    ) -> None:
+        """Record the end of the run, and what its machines cost (None: not known)."""
+        row: dict[str, Any] = {"workload": workload, "seed": seed, "status": status, "seconds": seconds}
+        row |= {"steps": self._clocks, "cost_usd": cost_usd}
         if self._latest is not None:
             row |= {"loss": self._latest.loss, "accuracy": self._latest.accuracy}
         self._row("runs", row | {"extras": json.dumps(extras, sort_keys=True)})

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from harness.comparison.compare import compare
 from harness.drive import play
 from harness.record import play_recorded
 from harness.scenario import job, load, show, system
+from harness.spending import spending
 from reports.verdicts.conclusions import answer
 from reports.verdicts.summary import summary
 from simulators.cluster.conditions import Conditions
@@ -183,3 +186,18 @@ def test_traces_of_single_runs_in_one_folder_are_a_table(tmp_path):
         begun = job(made).space.setting({"batch_size": batch})
         outcome = play(fixed_at(begun), system(made, 0, begun)).outcome
         assert (outcome.status, outcome.seconds) == ("target", pytest.approx(seconds))
+
+
+def test_a_recorded_run_of_machines_with_prices_costs_what_it_cost_when_it_was_recorded(tmp_path):
+    priced = replace(
+        small_cluster(), nodes=tuple((n, structs.replace(k, usd_per_hour=3.6)) for n, k in small_cluster().nodes)
+    )
+    simulated = small_system(priced, small_job(SMALL), start(), Conditions(), target=CLOCKS)
+    names = {"scenario": "made", "tuner": "fixed", "seed": 0}
+    played = play_recorded(registry()["fixed"].factory, simulated, tmp_path / "runs", **names)
+    cost = spending(played.job, played.exchanges).usd
+    assert cost == pytest.approx(5 * 3.6 * played.outcome.seconds / 3600)
+    head = TEXT.split("samples")[0].replace('"t"', '"runs"').replace('"cnn"', '"judged"')
+    target = '[target]\nmetric = "clocks"\nvalue = 60\nminimise = "usd"\n[budget]\nseconds = 1e6\n'
+    replayed = play(registry()["fixed"].factory, system(load(scenario(tmp_path, head + target)), 0))
+    assert spending(replayed.job, replayed.exchanges).usd == pytest.approx(cost)
