@@ -26,7 +26,8 @@ from simulators.calibration.determined import clearly_less, field_of, fit_determ
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
+from simulators.calibration.model import Constants, Row, plant, simulated_seconds
+from simulators.calibration.speeds import comparable, with_speeds
 
 __all__ = [
     "NO_FREEDOM",

@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 
 from simulators.engine import network
 
-__all__ = ["Connections", "Servers", "between", "divided", "first_come", "kept", "usage_with_copies", "with_copies"]
+__all__ = [
+    "Connections",
+    "Servers",
+    "between",
+    "divided",
+    "first_come",
+    "kept",
+    "queued_seconds",
+    "usage_with_copies",
+    "with_copies",
+]
 
 _LEAST = 2  # columns
 _DIGITS = 9  # of shares: smaller differences are rounding
@@ -180,3 +190,21 @@ def first_come(net: Connections, nic: Array, pulls: Array, pushes: Array, arriva
     start = (jnp.zeros((2, *pulls.shape)), jnp.stack([net.sends, net.receives]))
     (pull, push), _ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
     return pull, push
+
+
+def queued_seconds(net: Connections, push_bytes: Array, sent: Array, left: Array, pushing: Array) -> Array:
+    """How long the longest queue of pushes at a server takes, scalar: each server's link carries its own queue alone.
+
+    Workers that are `pushing`, bool [k], have sent `sent` bytes [k] of their `push_bytes`, evenly over the connections that
+    were not done, and have `left` [k, s] bytes for the servers' links to carry.
+    """
+    sizes = push_bytes * net.push
+    # As in `network.waterfill`: what each connection has sent is the largest of the linear pieces, up to its size.
+    lower = sizes[None, :] < sizes[:, None]
+    used = jnp.sum(jnp.where(lower, net.number * sizes, 0.0), axis=1)
+    rising = jnp.sum(net.number) - jnp.sum(jnp.where(lower, net.number, 0.0), axis=1)
+    level = jnp.max((sent[:, None] - used) / rising, axis=1, keepdims=True)
+    waiting = jnp.maximum(jnp.minimum(sizes, level) - (sizes - left), 0.0)
+    queued = jnp.sum(jnp.where(pushing[:, None], waiting, 0.0), axis=0)
+    links = jnp.where(net.server >= 0, net.into[net.server], _UNLIMITED) if len(net.server) else _UNLIMITED
+    return jnp.max(queued / jnp.minimum(net.receives, links))

@@ -454,14 +454,19 @@ def with_snapshot(inputs: EngineInputs, flight: Flight, pushed: Array) -> Flight
 
 
 def _queued_seconds(inputs: EngineInputs, flight: Flight, now: Array) -> Array:
-    """How long a message to the servers waits behind the pushes in the queues of their links, scalar.
+    """How long messages to the servers wait behind the pushes in the queues of their links, until the last one is there:
+    scalar.
 
     A worker sends its push as fast as its own NIC allows; what the servers' links have not carried yet is in their queues,
     and a message that comes later leaves them later.
     """
+    pushing = flight.phase == PUSH
     sent = jnp.minimum(inputs.push_bytes, inputs.nic * (now - flight.since[PUSH]))
+    if inputs.connections:
+        behind = connections.queued_seconds(inputs.connections, inputs.push_bytes, sent, flight.parts, pushing)
+        return inputs.control_queue[0] * behind
     carried = inputs.push_bytes - flight.remaining
-    queued = jnp.where(flight.phase == PUSH, jnp.maximum(sent - carried, 0.0), 0.0)
+    queued = jnp.where(pushing, jnp.maximum(sent - carried, 0.0), 0.0)
     return inputs.control_queue[0] * jnp.sum(queued) / inputs.serve_in
 
 

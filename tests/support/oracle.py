@@ -396,16 +396,30 @@ class Oracle:
             worker.total = dict(self.total)
 
     def _queued(self):
-        """Seconds until the servers' links have carried what workers have sent so far of their pushes."""
+        """Seconds until every server's link has carried what workers have sent so far of their pushes."""
         d = self.workload.demand
         size = (d.model_bytes if d.push_bytes is None else d.push_bytes) * self.setting.transfer_bits / 32
-        waiting = 0.0
+        waiting = dict.fromkeys(self.share, 0.0)
         for name, worker in self.workers.items():
             if worker.phase == PUSH:
                 sent = min(size, self.kinds[name].nic_bytes_per_second * (self.now - worker.began))
-                waiting += max(sent - (size - sum(worker.left.values())), 0.0)
+                if self.connections:
+                    for server, bytes_sent in self._sent(size, sent).items():
+                        carried = size * self.share[server] - worker.left[server]
+                        waiting[server] += max(bytes_sent - carried, 0.0)
+                else:
+                    behind = max(sent - (size - sum(worker.left.values())), 0.0)
+                    waiting = {server: waiting[server] + part * behind for server, part in self.share.items()}
         limits = {n: min(self.kinds[n].nic_bytes_per_second, self.kinds[n].service_bytes_per_second) for n in self.share}
-        return max((waiting * part / limits[n] for n, part in self.share.items()), default=0.0)
+        return max((waiting[n] / limits[n] for n in self.share), default=0.0)
+
+    def _sent(self, size, sent):
+        """Of each connection, where `sent` of `size` bytes have left the worker: evenly, while a connection has some."""
+        found, left = {}, sent
+        for i, server in enumerate(ordered := sorted(self.share, key=self.share.get)):
+            found[server] = min(size * self.share[server], left / (len(ordered) - i))
+            left -= found[server]
+        return found
 
     # ---- learning
 

@@ -13,7 +13,8 @@ import pytest
 from simulators.branch import stacked
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions
-from simulators.engine import loop, timing
+from simulators.engine import connections, loop, timing
+from simulators.workloads.workload import Demand
 from tests.bench import unlike_servers
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import KNOBS, MODEL, NAMES, assert_same_bytes, branch, job, machine, start, system, together
@@ -123,6 +124,45 @@ def test_only_asynchronous_cycles_are_longer_where_a_server_has_two_thirds_of_th
     asynchronous, at_barriers = (unlike_servers.longer(case, 3, policy, 1.0, seeds=(1,)) for policy in ("asp", "bsp"))
     assert asynchronous > 15
     assert abs(at_barriers) < 2
+
+
+def queued(links, sent, left, **changed):
+    """Seconds that a request waits, where the first workers push 100 bytes, have sent so many and have so many left."""
+    net, pushing = net_of(made(links, **changed)), np.arange(5) < len(sent)
+    parts = np.zeros((5, len(net.push)))
+    parts[: len(left)] = left
+    return float(connections.queued_seconds(net, 100.0, np.pad(sent, (0, 5 - len(sent)), mode="constant"), parts, pushing))
+
+
+@pytest.mark.parametrize(
+    ("links", "shares", "sent", "left", "seconds"),
+    [
+        # After a quarter of a second, 25 bytes to each server: the slow one has carried 12.5 of them, the other one all.
+        ((200.0, 100.0, 100.0, 50.0, 100.0), (), (50.0,), ((37.5, 25.0),), 12.5 / 50),
+        # After half a second all are sent: 25 bytes wait for the slow one.
+        ((200.0, 100.0, 100.0, 50.0, 100.0), (), (100.0,), ((25.0, 0.0),), 25 / 50),
+        # 20 bytes to each, and then 40 more to the one with the larger part; its link has carried 45.
+        ((200.0, 100.0, 100.0, 75.0, 75.0), (0.2, 0.8), (80.0,), ((0.0, 35.0),), 15 / 75),
+        ((200.0, 200.0, 100.0, 50.0, 100.0), (), (50.0, 100.0), ((37.5, 25.0), (25.0, 0.0)), (12.5 + 25) / 50),
+    ],
+)
+def test_a_request_waits_behind_what_each_server_has_not_carried(links, shares, sent, left, seconds):
+    assert queued(links, sent, left, model_shares=shares) == pytest.approx(seconds)
+
+
+def test_requests_wait_as_long_for_a_slow_server_beside_a_fast_one():
+    """Both have half of the model, so that the fast one is never waited for. One queue for both was half as long, and two
+    workers fell into step."""
+    nodes = tuple((n, machine(link)) for n, link in zip(NAMES, (200.0, 100.0, 100.0, 50.0, 100.0), strict=True))
+
+    def cycle(*, independent):
+        cluster = Cluster(nodes, "uneven", control_queue=1.0, independent_flows=independent)
+        setting = start(workers=NAMES[:2], policy="asp")
+        pushed = system(cluster, job(Demand(100.0, 0.0, fixed_seconds=0.01)), setting, Conditions(jitter=0.2), 0)
+        seconds = pushed.perform(Run(clocks=600)).pushes.seconds
+        return seconds[-1] - seconds[99]
+
+    assert cycle(independent=True) == pytest.approx(cycle(independent=False), rel=0.02)
 
 
 def test_windows_change_nothing():

@@ -212,7 +212,7 @@ def test_flows_that_end_by_themselves_first_come_first_served(made, policy):
 
 
 @slow_to_compile
-@given(jobs(independent_flows=True, overlap=True, aggregation="mean", optimizer="momentum"), TWO)
+@given(jobs(independent_flows=True, overlap=True, control_queue=0.8, aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_to_workers_that_serve(made, policy):
     compared(made, *policy)
 
