@@ -156,6 +156,8 @@ def _calibrate(options: argparse.Namespace) -> int:
         for constant, ends in fit.intervals.items():
             interval = f"95 % {ends[0]:.4g} to {ends[1]:.4g}" if ends else f"no interval: {NO_FREEDOM}"
             _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   {interval}")
+        if samples := fit.constants.saturation_samples:
+            _say(f"  {'saturation_samples':26}{samples:>12.4g}   by how slow machines differ from fast ones")
         for constant, value in fit.borrowed.items():
             _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
         if fit.refused:

@@ -27,7 +27,7 @@ from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, plant, simulated_seconds
-from simulators.calibration.speeds import comparable, with_speeds
+from simulators.calibration.speeds import comparable, scaled_samples, with_speeds
 
 __all__ = [
     "NO_FREEDOM",
@@ -49,6 +49,10 @@ _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second"
 _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 
+_NOT_SCALED = (
+    "it may be nothing of what no sample adds to, or all of it: record machines of unlike speeds, each at two sizes of "
+    "mini-batches"
+)
 NO_FREEDOM = "no degree of freedom: as many constants as measurements that determine them"
 
 
@@ -151,6 +155,10 @@ def fit(
     """
     rows = comparable(rows)
     free, refused = fittable(rows, given, without)
+    scaled, is_told = scaled_samples(rows)
+    given = replace(given, saturation_samples=scaled)
+    if not is_told:
+        refused["saturation_samples"] = _NOT_SCALED
     problems = [TimesProblem(rows, given, engine)]
     if any(r.has_parts for r in rows):
         # Recordings do not say which part of a cycle includes messages and latency: try both, keep the better fit.
@@ -168,7 +176,7 @@ def fit(
     # are predicted may have unlike workers where those fitted are alike.
     found = solved.constants
     common = found.fixed_seconds + (0.0 if found.in_transfers else found.overhead_seconds(rows[0]))
-    told_apart = with_speeds(rows, common)
+    told_apart = with_speeds(rows, common, scaled)
     if [r.speeds for r in told_apart] != [r.speeds for r in rows]:
         rows = told_apart
         solved, refusals = fit_determined(TimesProblem(rows, solved.problem.given, engine), free, refused)

@@ -373,6 +373,7 @@ def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first:
     guesses: dict[str, float] = {
         "fixed_seconds": 0.3 * compute,
         "sample_seconds": 0.7 * compute / batch,
+        "saturation_samples": 0.5 * batch,
         "serial_fraction": 0.1,
         "message_seconds": 0.05 * compute / servers,
         "latency_seconds": 0.05 * alone,

@@ -178,6 +178,7 @@ class Constants:
     model_bytes: float = 0.0
     fixed_seconds: float = 0.0
     sample_seconds: float = 0.0  # on a core of speed 1
+    saturation_samples: float = 0.0  # as in `Device`: slow machines take longer for that part of what no sample adds to
     serial_fraction: float = 0.0
     message_seconds: float = 0.0
     latency_seconds: float = 0.0
@@ -208,20 +209,28 @@ def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0
     return _node_type(name, _machine(constants), speed, nic)
 
 
-def _machine(constants: Constants) -> tuple[int, float, float]:
-    return constants.cores, constants.nic_bytes_per_second, constants.service_bytes_per_second
+class _Machine(NamedTuple):
+    """What machines of all speeds and links have in common."""
+
+    cores: int
+    nic_bytes_per_second: float
+    service_bytes_per_second: float
+    saturation_samples: float
 
 
-def _node_type(name: str, machine: tuple[int, float, float], speed: float, nic: float) -> NodeType:
-    cores, nic_bytes_per_second, service_bytes_per_second = machine
+def _machine(constants: Constants) -> _Machine:
+    return _Machine(*(getattr(constants, name) for name in _Machine._fields))
+
+
+def _node_type(name: str, machine: _Machine, speed: float, nic: float) -> NodeType:
     return NodeType(
         name=name,
-        cores=cores,
+        cores=machine.cores,
         memory_bytes=1e12,
-        nic_bytes_per_second=nic * nic_bytes_per_second,
-        devices=(Device("cpu", speed),),
+        nic_bytes_per_second=nic * machine.nic_bytes_per_second,
+        devices=(Device("cpu", speed, machine.saturation_samples),),
         source="calibrated",
-        service_bytes_per_second=service_bytes_per_second,
+        service_bytes_per_second=machine.service_bytes_per_second,
     )
 
 
@@ -252,7 +261,7 @@ def _cluster(
     machines: int,
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
-    machine: tuple[int, float, float],
+    machine: _Machine,
     network: tuple[Literal["maxmin", "uneven"], float, float, int, bool],
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))

@@ -71,7 +71,8 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
     lines += _table("costs", costs)
     for name, fit in fits.items():
-        rows = with_speeds([r for r in recording.rows if r.workload == name], fit.common_seconds)
+        mine = [r for r in recording.rows if r.workload == name]
+        rows = with_speeds(mine, fit.common_seconds, fit.constants.saturation_samples)
         lines += _workload(name, fit, rows, origin, cluster)
     for name in dict.fromkeys(e.workload for e in recording.efforts):
         lines += _staleness(name, [e for e in recording.efforts if e.workload == name])
@@ -118,7 +119,10 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, clus
         machine["nic_bytes_per_second"] = constants.nic_bytes_per_second
         if math.isfinite(constants.service_bytes_per_second):
             machine["service_bytes_per_second"] = constants.service_bytes_per_second
-        machine |= {"devices": [{"kind": "cpu", "speed": speed}], "source": f"{source}; memory is an assumption"}
+        device = {"kind": "cpu", "speed": speed}
+        if constants.saturation_samples:
+            device["saturation_samples"] = constants.saturation_samples
+        machine |= {"devices": [device], "source": f"{source}; memory is an assumption"}
         lines += _table(f"profiles.{_key(_node_type_name(name, speed))}", machine)
     summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
     job = {"summary": summary, "source": source, "batch_size": batches[len(batches) // 2]}

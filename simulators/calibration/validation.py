@@ -263,7 +263,7 @@ def _other_speeds(rows: Sequence[Row], fits: Mapping[str, Fit]) -> list[str]:
     relative to each other."""
     found = []
     for name, fit in fits.items():
-        timed = [r for r in with_speeds([r for r in rows if r.workload == name], fit.common_seconds) if r.has_parts]
+        timed = [r for r in _with_speeds_by(fit, [r for r in rows if r.workload == name]) if r.has_parts]
         if not timed:
             continue
         told = closed_form_computing(fit.constants, timed)
@@ -274,6 +274,10 @@ def _other_speeds(rows: Sequence[Row], fits: Mapping[str, Fit]) -> list[str]:
                 "machines as fast as those fitted to? Speeds are told of the workers of a run, relative to each other"
             )
     return found
+
+
+def _with_speeds_by(fit: Fit, rows: Sequence[Row]) -> tuple[Row, ...]:
+    return with_speeds(rows, fit.common_seconds, fit.constants.saturation_samples)
 
 
 def split_of_others(known: Sequence[Row], rows: Sequence[Row]) -> str:
@@ -499,7 +503,7 @@ def _fitted(
     for name, fit in fits.items():
         ours = [i for i, r in enumerate(rows) if r.workload == name]
         # The speeds of a run's workers come from all its rows, held out or not: they belong to the machines of that run.
-        speedy = dict(zip(ours, with_speeds([rows[i] for i in ours], fit.common_seconds), strict=True))
+        speedy = dict(zip(ours, _with_speeds_by(fit, [rows[i] for i in ours]), strict=True))
         mine = [k for k, i in enumerate(wanted) if i in speedy]
         if mine:
             found.put(mine, predict(fit, [speedy[wanted[k]] for k in mine]))

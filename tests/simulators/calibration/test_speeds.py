@@ -1,0 +1,101 @@
+"""What of computing slow machines take longer for, told by how they differ from fast ones; speeds: test_calibrate.py."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulators.calibration.closed_form import spans
+from simulators.calibration.fit import NO_FREEDOM, fit
+from simulators.calibration.model import Constants, Row, WorkerTime, node_type, plant
+from simulators.calibration.output import Provenance, to_toml
+from simulators.calibration.recordings import Recording
+from simulators.calibration.speeds import scaled_samples, with_speeds
+from simulators.cluster.profiles import node_seconds
+from simulators.workloads.workload import Demand
+
+SPEEDS = (1.0, 1.0, 0.5, 1.0, 0.7)
+SAMPLE = 4e-4
+WHOLE = Constants(cores=1, model_bytes=1e5, nic_bytes_per_second=1e8, sample_seconds=SAMPLE, jitter=0.05, in_transfers=True)
+
+
+def recorded(alone, samples, *, sizes=(8, 32), speeds=SPEEDS, noise=0.01, seed=0, disturbed=0.0):
+    """Rows of machines that take `alone` seconds for a mini-batch and its samples, and so many `samples` more, by speed."""
+    rng = np.random.default_rng(seed)
+    true = replace(WHOLE, fixed_seconds=alone, saturation_samples=samples)
+    rows = []
+    for policy in ("asp", "bsp"):
+        for workers in (3, 5):
+            for size in sizes:
+                row = Row("run", "job", workers, 1, 1.0, size, policy=policy, speeds=speeds[:workers])
+                slower = np.exp(disturbed * rng.standard_normal())
+                each = np.array([alone + SAMPLE * (size + samples) / v for v in speeds[:workers]]) * slower
+                seen = each * (1 + noise * rng.standard_normal(workers))
+                times = tuple(WorkerTime(w, float(t), float(t) * noise) for w, t in enumerate(seen))
+                made = spans([plant(true, row)], [row.barrier])
+                parts = {f"{name}_seconds": float(getattr(made, name)[0]) for name in made._fields}
+                rows.append(replace(row, worker_times=times, pushes=100 * workers, **parts))
+    return rows
+
+
+@pytest.mark.parametrize("samples", [0.0, 7.5, 20.0])
+def test_slow_machines_tell_what_of_a_mini_batch_depends_on_speed(samples):
+    found = [scaled_samples(recorded(3e-3, samples, seed=seed)) for seed in range(10)]
+    assert all(told for _, told in found)
+    assert np.median([s for s, _ in found]) == pytest.approx(samples, rel=0.15)
+    assert sum(s > 0 for s, _ in found) == 10 * (samples > 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"sizes": (8,)}, False),  # one size of mini-batches
+        ({"noise": 0.2}, False),
+        ({"speeds": ()}, True),  # nothing to tell
+    ],
+)
+def test_what_is_not_told_counts_as_independent_of_speed(changed, told):
+    speeds = changed.pop("speeds", SPEEDS)
+    rows = recorded(3e-3, 7.5, **changed)
+    rows = rows if speeds else [replace(r, speeds=()) for r in rows]
+    assert scaled_samples(rows) == (0.0, told)
+
+
+def test_rows_that_are_slower_as_a_whole_are_no_sign_of_speed():
+    """A disturbance is in the times of all workers of a row: by itself, it makes none of them look like a slow machine."""
+    found = [scaled_samples(recorded(3e-3, 0.0, seed=seed, disturbed=0.05))[0] for seed in range(40)]
+    assert sum(s > 0 for s in found) <= 2
+
+
+def fitted(rows):
+    given = Constants(cores=1, nic_bytes_per_second=1e8, jitter=0.05, in_transfers=True)
+    return fit(with_speeds(rows), given, engine=False, resamples=20)
+
+
+def test_a_slow_machine_is_predicted_for_another_mini_batch():
+    """Where all of a mini-batch takes a slow machine longer, each size was told another speed: 14 % off."""
+    rows = recorded(0.0, 7.5)
+    found = fitted(rows)
+    speed = with_speeds(rows, found.common_seconds, found.constants.saturation_samples)[-1].speeds[2]
+    assert speed == pytest.approx(0.5, rel=0.02)
+    made, job = node_type(found.constants, speed=speed), found.constants
+    demand = Demand(1e5, job.sample_seconds, fixed_seconds=job.fixed_seconds)
+    for size in (8, 128):
+        told = node_seconds(made, demand, (size,))[0]
+        assert told == pytest.approx(SAMPLE * (size + 7.5) / 0.5, rel=0.05)
+
+
+def test_a_calibrated_file_says_what_slow_machines_take_longer_for():
+    rows = recorded(1e-3, 7.5)
+    found = fitted(rows)
+    origin = Provenance("made up", "", "", "0" * 64, "", "")
+    text = to_toml({"job": found}, Recording(tuple(rows), None, (), (), (), ()), origin)
+    made = tomllib.loads(text)
+    told = {d["saturation_samples"] for p in made["profiles"].values() for d in p["devices"]}
+    assert list(told) == pytest.approx([found.constants.saturation_samples], rel=1e-5)
+    unknown = fitted(recorded(3e-3, 7.5, sizes=(8,)))
+    assert "unlike speeds" in unknown.refused["saturation_samples"]
+    assert NO_FREEDOM not in unknown.refused.values()
