@@ -315,6 +315,7 @@ def _has(rows: Sequence[Row]) -> str:
 
 def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:
     """Initial constants by workload, from the command line and from a workload or scenario of the same name."""
+    from simulators.calibration.links import UNEVEN_BYTES
     from simulators.calibration.model import Constants
 
     made = {}
@@ -328,6 +329,7 @@ def initial_constants(recording: Recording, options: argparse.Namespace) -> dict
             discipline=options.discipline or Constants().discipline,
             control_queue=options.control_queue or 0.0,
             independent_flows=bool(options.independent_flows),
+            uneven_bytes=UNEVEN_BYTES if options.discipline == "uneven" else 0.0,
         )
         noise = recording.noise
         made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)

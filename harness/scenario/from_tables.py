@@ -98,7 +98,7 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
     flows = (table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks, table.independent_flows)
-    return Cluster(tuple(nodes), *flows)
+    return Cluster(tuple(nodes), *flows, table.uneven_bytes)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:

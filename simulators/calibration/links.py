@@ -24,13 +24,16 @@ from simulators.calibration.least_squares import TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row
 from simulators.calibration.speeds import comparable
 
-__all__ = ["FORMS", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
+__all__ = ["FORMS", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
 
 _Costs = NDArray[np.float64]  # of combinations
 
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
 _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
+UNEVEN_BYTES = 77e3
+"""Where links are shared unevenly, shares of flows of this size are drawn with a deviation of 1: the whole model of the
+recordings in `traces/data`. Flows of its halves and thirds share less evenly there."""
 
 
 class Sharing(NamedTuple):
@@ -47,7 +50,7 @@ class Sharing(NamedTuple):
 
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
-        return replace(constants, **self._asdict())
+        return replace(constants, **self._asdict(), uneven_bytes=UNEVEN_BYTES if self.discipline == "uneven" else 0.0)
 
     def __str__(self) -> str:
         together = "" if self.independent_flows else ", flows end together"

@@ -195,6 +195,7 @@ class Constants:
     discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
     control_queue: float = 0.0  # as in `Cluster`
     independent_flows: bool = False  # as in `Cluster`
+    uneven_bytes: float = 0.0  # as in `Cluster`
     sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
     snapshots: bool = True  # servers send them, as recorded; otherwise none is taken
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
@@ -251,6 +252,7 @@ def cluster(constants: Constants, row: Row) -> Cluster:
         constants.control_queue,
         clocks,
         constants.independent_flows,
+        constants.uneven_bytes,
     )
     return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network)
 
@@ -262,7 +264,7 @@ def _cluster(
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
     machine: _Machine,
-    network: tuple[Literal["maxmin", "uneven"], float, float, int, bool],
+    network: tuple[Literal["maxmin", "uneven"], float, float, int, bool, float],
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))

@@ -65,7 +65,9 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     (shared,) = {Sharing.of(fit.constants) for fit in fits.values()}
     clocks = min((row.snapshot_clocks for row in recording.rows), default=0)
     flows = shared.independent_flows
+    (uneven_bytes,) = {fit.constants.uneven_bytes for fit in fits.values()}
     optional = {"control_queue": shared.control_queue, "snapshot_clocks": clocks, "independent_flows": flows}
+    optional["uneven_bytes"] = uneven_bytes
     cluster = {"discipline": shared.discipline} | {name: value for name, value in optional.items() if value}
     choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})

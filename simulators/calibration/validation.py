@@ -300,7 +300,7 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
     have."""
     parts: dict[str, Callable[[Constants], Constants]] = {
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
-        "uneven shares of links": lambda c: replace(c, discipline="maxmin"),
+        "uneven shares of links": lambda c: replace(c, discipline="maxmin", uneven_bytes=0.0),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
     if any(r.unlike_servers for r in rows):

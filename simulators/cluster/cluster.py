@@ -20,6 +20,7 @@ class Cluster:
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
     independent_flows: bool = False  # where servers are unlike, each flow of a transfer ends by itself; else all together
+    uneven_bytes: float = 0.0  # with "uneven": flows of so many bytes share by lot, larger ones more evenly; 0: of any size
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]
@@ -31,5 +32,9 @@ class Cluster:
             raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")
         if not 0 <= self.control_queue <= 1:
             raise ValueError(f"Cannot use control_queue = {self.control_queue}: it is a share, from 0 to 1.")
+        if not 0 <= self.uneven_bytes < float("inf"):
+            raise ValueError(f"Cannot use uneven_bytes = {self.uneven_bytes}: it must be finite and not negative.")
+        if self.uneven_bytes and self.discipline != "uneven":
+            raise ValueError('Cannot use uneven_bytes where links are shared otherwise: set discipline = "uneven".')
         if self.snapshot_clocks < 0:
             raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 
+_MOST_UNEVEN = 4.0  # deviation of logarithms: one of two transfers has nearly all of the link, whichever comes first
 _NOTHING: Any = np.zeros(0)
 _UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
@@ -130,6 +131,7 @@ class EngineInputs(NamedTuple):
     copies: Any = ()  # `Copies`; (): workers pull before every mini-batch
     snapshots: Any = ()  # `SnapshotCosts`; (): none is taken
     connections: Any = ()  # `connections.Connections`; (): the flows of a transfer move as one
+    unevenness: Any = ()  # scalar: deviation of the logarithms of pulls' weights; (): 1, or links are not shared unevenly
 
 
 class CycleCosts(NamedTuple):
@@ -320,7 +322,7 @@ def build(
         evaluate_clocks=np.int32(evaluate_clocks),
     )
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
-    optional = {name: numbers.pop(name) for name in ("usage", "snapshots", "connections")}
+    optional = {name: numbers.pop(name) for name in ("usage", "snapshots", "connections", "unevenness")}
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()} | optional
     if has_tables(workload):
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
@@ -380,7 +382,16 @@ def _transfers(
         "blocked_until_seconds": np.float64(effects.blocked_until_seconds),
         "snapshots": snapshots,
         "connections": net,
+        "unevenness": _unevenness(cluster, setting, costs, effects),
     }
+
+
+def _unevenness(cluster: Cluster, setting: Setting, costs: CycleCosts, effects: Effects) -> Any:
+    """The deviation of the logarithms of pulls' weights, by the size of their largest flow; () where it is 1 at any size."""
+    if not cluster.uneven_bytes:
+        return ()
+    flow_bytes = costs.pull_bytes * max(_shares_of_servers(setting, effects)[0].values())
+    return np.float64(min(cluster.uneven_bytes / max(flow_bytes, 1e-300), _MOST_UNEVEN))
 
 
 def _connections(cluster: Cluster, setting: Setting, conditions: Conditions, effects: Effects) -> Any:

@@ -425,7 +425,7 @@ def begin_cycles(
     drawn = _draw(inputs, release, clocks, for_all=for_all)
     arrival = flight.arrivals + workers
     if len(flight.lots):
-        drawn_lots = _of_released(release, partial(_lot, inputs.key, arrival), for_all=for_all)
+        drawn_lots = _of_released(release, partial(_lot, inputs, arrival), for_all=for_all)
         flight = flight._replace(lots=begin(drawn_lots, flight.lots))
     if pulls is not None:
         first, left = jnp.where(pulls, first, PULL), jnp.where(pulls, left, 0.0)
@@ -512,10 +512,11 @@ def _of_released(release: Array, draw: Callable[[Array], Array], *, for_all: boo
     return jax.lax.while_loop(lambda carry: carry[0], all_workers, start)[1]
 
 
-def _lot(key: Array, arrival: Array, workers: Array) -> Array:
+def _lot(inputs: EngineInputs, arrival: Array, workers: Array) -> Array:
     """Weights of the pulls of `workers`, one or all, that begin as the transfers number `arrival` [k]; see `_weights`."""
-    uniform = _uniforms(key ^ jnp.uint64(_SHARES), workers, arrival if workers.ndim else arrival[workers])
-    return jnp.exp(jax.scipy.special.ndtri(uniform[..., 0]))
+    uniform = _uniforms(inputs.key ^ jnp.uint64(_SHARES), workers, arrival if workers.ndim else arrival[workers])
+    noise = jax.scipy.special.ndtri(uniform[..., 0])
+    return jnp.exp(noise if isinstance(inputs.unevenness, tuple) else inputs.unevenness * noise)
 
 
 _NOISE = ("compute_seconds", "overhead_seconds", "sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")

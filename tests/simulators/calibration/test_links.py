@@ -17,14 +17,14 @@ from simulators.calibration.recordings import Recording
 
 TRUE = Constants(
     cores=1,
-    model_bytes=5e6,
-    nic_bytes_per_second=1e8,
+    model_bytes=5e4,
+    nic_bytes_per_second=1e6,
     fixed_seconds=0.02,
     sample_seconds=0.002,
     apply_seconds=0.01,
     jitter=0.1,
 )
-GIVEN = {"toy": Constants(cores=1, nic_bytes_per_second=1e8)}
+GIVEN = {"toy": Constants(cores=1, nic_bytes_per_second=1e6)}
 GRID = [(policy, workers, servers) for policy in ("bsp", "asp") for workers in (2, 5) for servers in (1, 2)]
 OPEN = {"cores": 1, "model_bytes": 0.0, "nic": None, "jitter": 0.1, "discipline": None, "control_queue": None}
 OPEN |= {"independent_flows": None}
