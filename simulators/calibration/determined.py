@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from scipy.stats import f
+
 from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row
 
-__all__ = ["clearly_less", "field_of", "fit_determined", "fittable"]
+__all__ = ["clearly_less", "field_of", "fit_determined", "fittable", "scaled_samples"]
 
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _ANY = 1e3  # an interval that is wider either way tells nothing
+_CONTRADICTED = 0.99  # probability at which rows contradict that machines of any speed take equally long for a part
+_LEAST_ERROR = 0.003  # relative, of the median of a worker's times, at least
 _NEEDED = 1.5  # an uncertain constant stays if the cost without it is more than so many times the cost with it
 
 # The measurement that would determine each constant, in the order in which uncertain constants are dropped.
@@ -140,3 +147,56 @@ def _why_uncertain(solved: TimesSolution, name: str, error: float) -> str:
         return f"recorded times hardly depend on it: record {_measurement(name)}"
     value = getattr(solved.constants, name)
     return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_measurement(name)}"
+
+
+def scaled_samples(rows: Sequence[Row]) -> tuple[float, bool]:
+    """How many samples take as long as the part of computing that slower workers take longer for, whatever the mini-batch;
+    and whether the rows tell it: not where that may be all of what does not grow with the mini-batch, or nothing of it.
+
+    Worker w takes c + k_w (n + s) seconds for n samples: c on any machine, s samples' time on its own. Each worker's times
+    are a line over n, and c and s are told by how the lines of slow workers differ from those of fast ones. s is 0 unless
+    the rows contradict that (an F-test, 99 %): many recordings have one size of mini-batches, or machines that are alike.
+    """
+    told = [
+        (row, t) for row in rows if not row.batch_sizes and len(row.worker_times) == row.workers for t in row.worker_times
+    ]
+    if not any(row.speeds for row, _ in told) or len({row.intra_threads for row, _ in told}) > 1:
+        return 0.0, True
+    names = {key: i for i, key in enumerate(dict.fromkeys((row.run, t.worker) for row, t in told))}
+    who = np.array([names[row.run, t.worker] for row, t in told])
+    samples = np.array([float(row.batch_size) for row, _ in told])
+    seconds = np.array([t.seconds for _, t in told])
+    errors = np.maximum([t.error for _, t in told], _LEAST_ERROR * seconds)
+    spare = len(told) - len(names) - 2
+    if spare < 1 or len({*samples}) < 2:
+        return 0.0, False
+
+    def fitted(*, alone: bool, scaled: bool) -> tuple[float, float]:
+        """The sum of squares, and s: with a part that is the same `alone`, and with one that is `scaled` by speed."""
+
+        def off(at: NDArray[np.float64]) -> NDArray[np.float64]:
+            taken: NDArray[np.float64] = at[0] * alone + np.exp(at[2:])[who] * (samples + at[1] * scaled)
+            apart: NDArray[np.float64] = (taken - seconds) / errors
+            return apart
+
+        least, most = float(seconds.min()), float(samples.max())
+        start = np.array(
+            [
+                0.3 * least,
+                0.3 * float(samples.min()),
+                *np.log(0.5 * np.array([np.median(seconds[who == i] / samples[who == i]) for i in range(len(names))])),
+            ]
+        )
+        bounds = ([0.0, 0.0, *[-np.inf] * len(names)], [least, 100 * most, *[np.inf] * len(names)])
+        found = least_squares(off, start, bounds=bounds, x_scale=np.array([least, most, *[1.0] * len(names)]))
+        return 2 * float(found.cost), float(found.x[1])
+
+    (both, s), (fixed, _), (own, _) = (
+        fitted(alone=alone, scaled=scaled) for alone, scaled in ((True, True), (True, False), (False, True))
+    )
+    # What disturbs a row is in the times of all its workers: together they tell no more than one (design effect, Kish 1965).
+    alike = len(told) / len({id(row) for row, _ in told})
+    clear = max(both / spare, 1.0) * alike * float(f.ppf(_CONTRADICTED, 1, spare))
+    if fixed - both > clear:
+        return s, True
+    return 0.0, own - both > clear

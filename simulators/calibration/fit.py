@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.calibration import closed_form
-from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable
+from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable, scaled_samples
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import Constants, Row, plant, simulated_seconds
-from simulators.calibration.speeds import comparable, scaled_samples, with_speeds
+from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
 __all__ = [
     "NO_FREEDOM",

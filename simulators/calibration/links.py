@@ -21,8 +21,7 @@ from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
 from simulators.calibration.least_squares import TimesProblem, TimesSolution
-from simulators.calibration.model import Constants, Row
-from simulators.calibration.speeds import comparable
+from simulators.calibration.model import Constants, Row, comparable
 
 __all__ = ["FORMS", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from simulators.calibration.fit import NO_FREEDOM, Fit, Row
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import demand
+from simulators.calibration.model import demand, with_speeds
 from simulators.calibration.recordings import Recording
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.workloads.workload import Demand
 

@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from simulators.calibration.model import Row, WorkerTime
+from simulators.calibration.model import Row, WorkerTime, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps

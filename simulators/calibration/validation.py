@@ -29,10 +29,9 @@ from scipy.optimize import nnls
 
 from simulators.calibration.fit import Estimates, Fit, closed_form_computing, closed_form_cycles, completed, cycles, fit_all
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import Constants, Row
+from simulators.calibration.model import Constants, Row, with_speeds
 from simulators.calibration.output import Provenance
 from simulators.calibration.recordings import Recording, with_links_of
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.spread import Residual, log_half_widths, row_noise
 from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs

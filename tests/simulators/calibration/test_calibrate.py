@@ -18,10 +18,9 @@ from harness.cli import main
 from simulators.calibration import closed_form, model, validation
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
-from simulators.calibration.model import WorkerTime, plant, simulated
+from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables, with_snapshots
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles

@@ -17,9 +17,8 @@ from scipy.stats import binom
 from simulators.calibration import closed_form, model
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import closed_form_cycles, cycles, fit_all
-from simulators.calibration.model import Constants, Row, plant, system_of
+from simulators.calibration.model import Constants, Row, plant, system_of, with_speeds
 from simulators.calibration.recordings import read_tables
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.spread import log_half_widths
 from traces.importers.source import table
 from tuners.actions import Run

@@ -10,9 +10,8 @@ import polars as pl
 import pytest
 
 from simulators.calibration import closed_form
-from simulators.calibration.model import Constants, Row, plant, simulated, system_of
+from simulators.calibration.model import Constants, Row, plant, simulated, system_of, with_speeds
 from simulators.calibration.recordings import read_tables
-from simulators.calibration.speeds import with_speeds
 from simulators.calibration.stragglers import Sleeper, sleepers
 from traces.importers.source import table
 from tuners.actions import Run

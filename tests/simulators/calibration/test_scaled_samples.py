@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from simulators.calibration.closed_form import spans
+from simulators.calibration.determined import scaled_samples
 from simulators.calibration.fit import NO_FREEDOM, fit
-from simulators.calibration.model import Constants, Row, WorkerTime, node_type, plant
+from simulators.calibration.model import Constants, Row, WorkerTime, node_type, plant, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording
-from simulators.calibration.speeds import scaled_samples, with_speeds
 from simulators.cluster.profiles import node_seconds
 from simulators.workloads.workload import Demand
 
