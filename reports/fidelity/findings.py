@@ -59,8 +59,11 @@ _KINDS = 3  # of settings that are named as those furthest off
 
 
 def tau_text(e: Errors) -> str:
-    """Kendall's tau as text; a dash where there is none."""
-    return "-" if math.isnan(e.tau) else f"{e.tau:.2f}"
+    """Kendall's tau as text; a dash where there is none. One that misses the reach is not rounded up to it."""
+    text = f"{e.tau:.2f}"
+    if e.tau < TAU <= float(text):
+        text = f"{math.floor(1000 * e.tau) / 1000:.3f}"
+    return "-" if math.isnan(e.tau) else text
 
 
 def percent(value: float) -> str:
@@ -172,10 +175,11 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
     ]
     exactly = [c.errors for *_, rows in every for c in ceilings(rows) if c.name == EXACT]
     if exactly:
-        within = sum(not missed(e, Coverage(0, 0)) for e in exactly)
+        within, count = sum(not missed(e, Coverage(0, 0)) for e in exactly), len(exactly)
         said.append(
-            f"Recorded times are noisy: even an exact prediction would be within reach in {within} of the {len(exactly)} "
-            "comparisons whose settings were recorded more than once."
+            ("Recorded times are noisy: even an exact" if within < count else "The recordings are precise enough: an exact")
+            + f" prediction would be within reach in {within} of the {count} comparisons whose settings were recorded more "
+            "than once."
         )
     level, without = f"{LEVEL_PERCENT} %", mine.rows - held.rows
     if held.rows:

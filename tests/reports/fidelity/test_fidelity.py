@@ -13,11 +13,11 @@ import pytest
 from scipy.stats import kendalltau
 
 from harness.cli import main
-from reports.fidelity.errors import EXACT_OF_CYCLES, best_closed_form, ceilings, coverage, errors, tau_interval
+from reports.fidelity.errors import EXACT_OF_CYCLES, Errors, best_closed_form, ceilings, coverage, errors, tau_interval
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
 from reports.fidelity.fidelity_table import text as terminal_text
-from reports.fidelity.findings import misses, verdict_sentences
+from reports.fidelity.findings import misses, tau_text, verdict_sentences
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -124,6 +124,16 @@ REPEATED = tuple(
 )
 
 
+def _beside(repeated):
+    """Each of the repetitions, with what it repeats."""
+    return [(p, CYCLES[p.setting]) for p in repeated]
+
+
+def test_an_order_that_misses_the_reach_is_not_rounded_up_to_it():
+    said = [tau_text(Errors(3, tau, 0.01, 0.02)) for tau in (0.8976, 0.89999, 0.9, 0.874, -0.2, math.nan)]
+    assert said == ["0.897", "0.899", "0.90", "0.87", "-0.20", "-"]
+
+
 def test_repetitions_tell_what_an_exact_prediction_would_reach():
     """Three repetitions 10 % apart: beside the simulator there are an exact prediction and another recording."""
     text = page([replace(MADE, predictions=REPEATED)])
@@ -138,6 +148,10 @@ def test_repetitions_tell_what_an_exact_prediction_would_reach():
     (table,) = tables([replace(MADE, predictions=REPEATED)])
     assert table.count("  an exact prediction  ") == table.count("  recording once more  ") == 2  # of each policy
     assert "even an exact prediction would be within reach in 0 of the 1 comparisons" in text
+    near = tuple(replace(p, recorded=c.recorded * (1 + (p.recorded / c.recorded - 1) / 50)) for p, c in _beside(REPEATED))
+    precise = page([replace(MADE, predictions=near)])
+    assert "precise enough: an exact prediction would be within reach in 1 of the 1 comparisons" in precise
+    assert "Recorded times are noisy" not in precise
     completions = tuple(replace(p, group=p.group + COMPLETION, split=LARGER) for p in REPEATED)
     assert "an exact" not in tables([replace(MADE, predictions=completions)])[0]  # as long as its mini-batches are many
 
