@@ -75,9 +75,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control_queue: _Amount = 0.0  # share of the pushes queued at the servers that a pull's request waits for, 0 to 1
     snapshot_clocks: _Whole = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none
     independent_flows: bool = False  # each flow of a transfer ends by itself where servers are unlike; else all together
-    uneven_bytes: _Amount = (
-        0.0  # with "uneven": flows of so many bytes share by lot, larger ones more evenly; 0: of any size
-    )
+    uneven_bytes: _Amount = 0.0  # with "uneven": flows of that size share by lot, larger ones more evenly; 0: of any size
     profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 

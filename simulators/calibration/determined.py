@@ -191,12 +191,11 @@ def scaled_samples(rows: Sequence[Row]) -> tuple[float, bool]:
         found = least_squares(off, start, bounds=bounds, x_scale=np.array([least, most, *[1.0] * len(names)]))
         return 2 * float(found.cost), float(found.x[1])
 
-    (both, s), (fixed, _), (own, _) = (
-        fitted(alone=alone, scaled=scaled) for alone, scaled in ((True, True), (True, False), (False, True))
-    )
+    (both, s), (fixed, _) = (fitted(alone=True, scaled=scaled) for scaled in (True, False))
     # What disturbs a row is in the times of all its workers: together they tell no more than one (design effect, Kish 1965).
     alike = len(told) / len({id(row) for row, _ in told})
     clear = max(both / spare, 1.0) * alike * float(f.ppf(_CONTRADICTED, 1, spare))
     if fixed - both > clear:
         return s, True
+    own, _ = fitted(alone=False, scaled=True)
     return 0.0, own - both > clear

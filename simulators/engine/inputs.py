@@ -78,7 +78,7 @@ class SnapshotCosts(NamedTuple):
 
     clocks: Any  # int32 scalar: pushes from one to the next
     bytes: Any  # [k] that each node sends of one
-    usage: Any  # [k, r] resources per byte of them; with connections [2ks + s, r], of all flows; of `Proportions`, `backup`
+    usage: Any  # [k, r] resources per byte of them; with connections [2ks + s, r], of all flows; () with `Proportions`
     weights: Any  # [k] of their rates beside those of pulls and pushes
 
 
@@ -348,10 +348,10 @@ def _transfers(
     k, names = len(nodes), tuple(name for name, _ in nodes)
     usage: Any = np.zeros((2 * k, 0))
     capacity = np.zeros(0)
-    of_snapshots = None
+    of_snapshots: Any = ()
     if each_nic_counts(cluster, setting, conditions, workload):
         if k >= network.MANY_NICS and not has_tables(workload):
-            usage, of_snapshots, capacity = _proportions(nodes, setting, effects)
+            usage, capacity = _proportions(nodes, setting, effects, snapshots=cluster.snapshot_clocks > 0)
         else:
             usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
             usage, of_snapshots = usage[: 2 * k], usage[2 * k :]
@@ -619,15 +619,18 @@ def _usage(
 
 
 def _proportions(
-    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
-) -> tuple[network.Proportions, NDArray[np.int32], NDArray[np.float64]]:
-    """`_usage` without a matrix: of pulls and pushes, the `backup` of each node, and the capacity of resources."""
+    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects, *, snapshots: bool
+) -> tuple[network.Proportions, NDArray[np.float64]]:
+    """`_usage` without a matrix, of pulls, of pushes and, where servers send them, of snapshots; and resources' capacity."""
     names = [name for name, _ in nodes]
     pulled, pushed = (np.array([part.get(n, 0.0) for n in names]) for part in _shares_of_servers(setting, effects))
+    capacity = np.minimum(_capacity(nodes, effects), _UNLIMITED)
+    if not snapshots:
+        return network.Proportions(pulled, pushed), capacity
     backup = np.arange(len(nodes), dtype=np.int32)
     for i, j in _backups(names, setting):
         backup[i] = j
-    return network.Proportions(pulled, pushed), backup, np.minimum(_capacity(nodes, effects), _UNLIMITED)
+    return network.Proportions(pulled, pushed, backup), capacity
 
 
 def _backups(names: Sequence[str], setting: Setting) -> Iterator[tuple[int, int]]:

@@ -278,8 +278,9 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             sending = jnp.where(flight.tokens > 0, capacity[:nodes], jnp.minimum(capacity[:nodes], left))
             capacity = capacity.at[:nodes].set(sending)
         usage, moving, each = inputs.usage, jnp.concatenate([pulling, pushing]), weights.reshape(-1)
+        proportions = isinstance(usage, network.Proportions)  # these have snapshots, too
         if inputs.snapshots:
-            usage = _beside(usage, inputs.snapshots.usage)
+            usage = usage if proportions else jnp.concatenate([usage, inputs.snapshots.usage])
             moving = jnp.concatenate([moving, flight.copying > 0])
             each = jnp.concatenate([each, inputs.snapshots.weights])
         both = network.maxmin(usage, capacity, moving, each)
@@ -287,7 +288,6 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         if inputs.snapshots:
             sending = both[2 * nodes :]
         if len(inputs.bucket_bytes):
-            proportions = isinstance(usage, network.Proportions)
             drains = _drains(inputs, usage.on_resources(both)[:nodes] if proportions else both @ usage[:, :nodes])
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
@@ -302,13 +302,6 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     if len(inputs.control_queue):
         timed = timed | (flight.phase == REQUEST)
     return pull + push + computing + timed, drains, sending, flows
-
-
-def _beside(usage: Any, of_snapshots: Array) -> Any:
-    """The `usage` of pulls and pushes, and after it that of snapshots."""
-    if isinstance(usage, network.Proportions):
-        return usage._replace(backup=of_snapshots)
-    return jnp.concatenate([usage, of_snapshots])
 
 
 def _drains(inputs: EngineInputs, sent: Array) -> Array:
