@@ -20,6 +20,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from simulators.engine import embedding as sparse
+from simulators.engine.indices import first_of
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.kept_gradients import KeptForm, kept_form
 from simulators.engine.lanes import anywhere
@@ -33,6 +34,7 @@ __all__ = [
     "GradientTable",
     "Learned",
     "LearningProgram",
+    "PullOrder",
     "TrainingData",
     "apply_push",
     "batch_shapes",
@@ -42,6 +44,7 @@ __all__ = [
     "mean_loss",
     "minibatch",
     "pull",
+    "pull_order",
     "pull_together",
     "regrouped",
     "untrained",
@@ -74,6 +77,14 @@ class GradientTable(NamedTuple):
     )
     within: Array  # bool [2, k]
     now: Array  # int32 scalar: the place of this round
+
+
+class PullOrder(NamedTuple):
+    """How the workers that pull are taken: all as one batch, or one after another, the lowest index first."""
+
+    together: Array  # bool: all, as one batch
+    singly: Array  # bool: one or more, one after another
+    worker: Array  # uint32: the first that pulls; k: none
 
 
 class TrainingData(NamedTuple):
@@ -313,11 +324,12 @@ def pull(
     loss: Array,
     release: Array,
     clocks: Array,
+    order: PullOrder,
     *,
     lanes: bool,
     pulls: Any = (),
     together: bool | None = None,
-) -> tuple[Learned, Array]:
+) -> tuple[Learned, Array, PullOrder]:
     """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
 
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
@@ -326,44 +338,52 @@ def pull(
     `together`: what `pull_together` says; None if it is known only when the program runs, which then has both ways to pull.
     """
     if model.embedding is not None:
-        return _pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes)
+        return *_pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes), order
     local = inputs.local_steps.shape[0] > 0
+    nodes = release.shape[0]
+    numbers = jnp.arange(nodes, dtype=jnp.uint32)
     gradient = partial(_worker_gradient, model, data, inputs, learned, pulls, clocks)
 
     def all_at_once(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
-        left, _, _ = carry
+        go, _, _ = carry
         # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
         # compute all gradients before the loop, even if the loop does not run.
-        workers = jnp.arange(left.shape[0], dtype=jnp.int32) + jnp.where(jnp.any(left), 0, 1).astype(jnp.int32)
+        workers = jnp.arange(nodes, dtype=jnp.int32) + jnp.where(go, 0, 1).astype(jnp.int32)
         losses, made = jax.vmap(gradient)(workers)
-        return jnp.zeros_like(left), losses.astype(jnp.float64), made
+        return jnp.zeros_like(go), losses.astype(jnp.float64), made
 
-    def one(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
-        left, losses, kept = carry
-        worker = jnp.argmax(left)
-        loss, made = gradient(worker)
-        if lanes:  # a lane without workers left waits for the others: its row is out of range
-            worker = jnp.where(left[worker], worker, left.shape[0])
+    def one(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
+        _, worker, losses, kept = carry
+        # A lane without workers left waits for the others: its worker, and so its row, are out of range.
+        loss, made = gradient(jnp.minimum(worker, nodes - 1) if lanes else worker)
         kept = _with_row(kept, made, worker, lanes=lanes)
-        done = jnp.arange(left.shape[0]) == worker
-        return left & ~done, jnp.where(done, loss.astype(jnp.float64), losses), kept
+        losses = jnp.where(numbers == worker, loss.astype(jnp.float64), losses)
+        following = first_of(release & (numbers > worker))
+        return anywhere(following < nodes, lanes), following, losses, kept
 
     # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
     beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
     paired = local or bool(inputs.copies)
     kept = (learned.gradients, beside) if paired else learned.gradients
-    carry = (release, loss, kept)
-    if together is None:
-        all_pull = ~anywhere(_some_do_not(inputs.active, release), lanes)
-        carry = jax.lax.while_loop(lambda c: all_pull & anywhere(jnp.any(c[0]), lanes), all_at_once, carry)
-    _, loss, kept = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), all_at_once if together else one, carry)
+    at_once, singly, worker = order
+    if together is not False:
+        at_once, loss, kept = jax.lax.while_loop(lambda c: c[0], all_at_once, (at_once, loss, kept))
+    if together is not True:
+        singly, worker, loss, kept = jax.lax.while_loop(lambda c: c[0], one, (singly, worker, loss, kept))
     gradients, beside = kept if paired else (kept, beside)
     pulled = learned.pulled
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
-    return learned._replace(gradients=gradients, pulled=pulled), loss
+    return learned._replace(gradients=gradients, pulled=pulled), loss, PullOrder(at_once, singly, worker)
+
+
+def pull_order(active: Array, release: Array, *, lanes: bool) -> PullOrder:
+    """How the workers in `release` [k] are taken."""
+    together = ~anywhere(_some_do_not(active, release), lanes)
+    first = first_of(release)
+    return PullOrder(together, ~together & anywhere(first < release.shape[0], lanes), first)
 
 
 def _worker_gradient(

@@ -126,16 +126,20 @@ class Records(NamedTuple):
 
 
 class _Pushed(NamedTuple):
-    """What the timing part of a step tells the learning part."""
+    """What the timing part of a step tells the learning part, and the next step."""
 
+    goes_on: Array  # bool: another step follows
     yes: Array  # bool: a push was completed
-    acted: Any  # bool: that, or the policy's timer has run down; () for a policy without timers
+    at: Array  # int32: the row of the table for its record
     worker: Array  # int32: by this worker
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
     grouped: Array  # int32: gradients in that update
     release: Array  # bool [k]: workers that begin a mini-batch now
     pulls: Any  # bool [k]: of these, those that pull; () where all do
+    order: Any  # `learning.PullOrder` of them; () without a model
+    begun: Array  # int32 [k]: the number of the first mini-batch in each worker's cycle; [0] without a model
+    due: Array  # bool: the parameters are to be validated
     rounds: Any  # bool scalars, `Decision.later` and `Decision.turn`; () where servers keep no table of gradients
     row: Array  # float64 [11]: its record, validation not yet filled in
 
@@ -157,30 +161,22 @@ def advance(
     `Records`, and how many of its rows are used.
     """
 
-    def goes_on(carry: tuple[State, Array, Array, Array]) -> Array:
-        state, _, n, went_on = carry
-        return went_on & (n < clocks) & (state.clock.status == _RUNNING)
-
-    def step(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
-        state, table, n, _ = carry
+    def step(carry: tuple[State, Array, _Pushed]) -> tuple[State, Array, _Pushed]:
+        state, table, last = carry
         # A lane that is done waits for the others: with this limit, no event of it is due.
-        limit = jnp.where(goes_on(carry), until_seconds, -jnp.inf) if program.lanes else until_seconds
-        state, row, pushed, acted = _step(program, data, inputs, state, limit)
-        # Always write: a row without a push is overwritten by the next one, or lies beyond the rows used.
-        table = jax.lax.dynamic_update_slice(table, row[None, :], (n, jnp.zeros_like(n)))
-        return state, table, n + pushed, acted
+        limit = jnp.where(last.goes_on, until_seconds, -jnp.inf) if program.lanes else until_seconds
+        return _step(program, data, inputs, state, table, last, clocks, limit)
 
-    none = jnp.asarray(0, jnp.int32)
-    table = jnp.zeros((rows + 1, len(Records._fields)))  # one more, in which lanes that are done write
-    run = partial(jax.lax.while_loop, lambda c: anywhere(goes_on(c), program.lanes), step)
-    begun = (state, table, none, jnp.asarray(True))
+    # One row more, in which lanes that are done write.
+    begun = (state, jnp.zeros((rows + 1, len(Records._fields))), _nothing(program, inputs, state, clocks))
+    run = partial(jax.lax.while_loop, lambda c: anywhere(c[2].goes_on, program.lanes), step)
     if _large_as_one(program, inputs):
         # The mark is on the call, and is the one that XLA itself gives to loops that it takes for small.
         mark = {"xla_cpu_small_call": "true", "inlineable": "false"}
-        state, table, n, _ = set_xla_metadata(jax.jit(run)(begun), **mark)  # type: ignore[no-untyped-call]
+        state, table, last = set_xla_metadata(jax.jit(run)(begun), **mark)  # type: ignore[no-untyped-call]
     else:
-        state, table, n, _ = run(begun)
-    return state, table[:rows], n
+        state, table, last = run(begun)
+    return state, table[:rows], last.at + last.yes
 
 
 @StoredProgram
@@ -211,60 +207,88 @@ def advance_lanes(
 
 
 def _step(
-    program: Program, data: TrainingData, inputs: EngineInputs, state: State, until_seconds: Array
-) -> tuple[State, Array, Array, Array]:
-    """To the next completed push, or to the last event before `until_seconds`. Returns (state, its row, pushed, acted)."""
+    program: Program,
+    data: TrainingData,
+    inputs: EngineInputs,
+    state: State,
+    table: Array,
+    last: _Pushed,
+    clocks: Array,
+    until_seconds: Array,
+) -> tuple[State, Array, _Pushed]:
+    """To the next completed push, or to the last event before `until_seconds`, in a run of `clocks` pushes.
+
+    `last` is what the step before told. Its arrays are written over: XLA would copy constants for that at every step.
+    """
     clock, learned = state
     if learned is not None and learned.touched:
         inputs = embedding.in_flight(inputs, learned.touched)
     # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
+    settle = partial(_settle, program, inputs, clocks)
     if program.probes:
-        clock, worker, pushed = _as_one(program, partial(_travel, program, inputs, until_seconds), clock, _no_push())
+        travel = partial(_travel, program, inputs, until_seconds)
+        clock, worker, pushed = _as_one(program, lambda clock, *_: travel(clock), clock, last.worker, last.yes)
         losses = _probe(program, data, inputs, clock, learned, worker)
-        clock, done = _as_one(
-            program, partial(_settle, program, inputs, worker, pushed, losses), clock, _nothing(program, inputs)
-        )
+        clock, done = _as_one(program, partial(settle, worker, pushed, losses), clock, last)
     else:
-        turn = partial(_travel_and_settle, program, inputs, until_seconds)
-        clock, done = _as_one(program, turn, clock, _nothing(program, inputs))
-    valid_loss = valid_accuracy = jnp.asarray(jnp.nan)
-    if program.model is not None and learned is not None:
-        # First apply, then pull: a worker that is released pulls parameters that include its own push.
-        learned = learning.apply_push(
-            program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped, done.rounds
-        )
-        if learned.touched:
-            learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
-        learned, loss = learning.pull(
-            program.model,
-            data,
-            inputs,
-            learned,
-            clock.loss,
-            done.release,
-            _first_drawn(clock),
-            lanes=program.lanes,
-            pulls=done.pulls,
-        )
-        clock = _with_bytes(inputs, clock._replace(loss=loss), learned, done.release)
-        due = done.yes & (clock.pushes % inputs.evaluate_clocks == 0)
-        measure = partial(learning.evaluate, program.model, data)
-        some_due = anywhere(due, program.lanes)
-        nothing = (valid_loss, valid_accuracy)
-        found = jax.lax.cond(some_due, measure, lambda _: nothing, learned.parameters)
-        valid_loss, valid_accuracy = (jnp.where(due, value, jnp.nan) for value in found)
-    # Comparing with nan is False, so that a target on validation is reached only where validation was due.
-    reached = (valid_loss <= inputs.target_loss) | (valid_accuracy >= inputs.target_accuracy)
-    reached = reached | (clock.pushes >= inputs.target_clocks) | (clock.samples >= inputs.target_samples)
-    if clock.left.shape[0]:
-        reached = reached | jnp.all(clock.left <= _DONE)
-    status = jnp.where((clock.status == _RUNNING) & done.yes & reached, _TARGET, clock.status)
-    return (
-        State(clock._replace(status=status), learned),
-        done.row.at[-2:].set(jnp.stack([valid_loss, valid_accuracy])),
-        done.yes,
-        done.acted if program.timers else done.yes,
+        turn = partial(_travel_and_settle, program, inputs, until_seconds, settle)
+        clock, done = _as_one(program, turn, clock, last)
+    # Always write: a row without a push is overwritten by the next one, or lies beyond the rows used.
+    table = jax.lax.dynamic_update_slice(table, done.row[None, :], (done.at, jnp.zeros_like(done.at)))
+    if program.model is None or learned is None:
+        return State(clock, learned), table, done
+    # First apply, then pull: a worker that is released pulls parameters that include its own push.
+    learned = learning.apply_push(
+        program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped, done.rounds
     )
+    if learned.touched:
+        learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
+    learned, loss, order = learning.pull(
+        program.model,
+        data,
+        inputs,
+        learned,
+        clock.loss,
+        done.release,
+        done.begun,
+        done.order,
+        lanes=program.lanes,
+        pulls=done.pulls,
+    )
+    done = done._replace(order=order)
+    clock = _with_bytes(inputs, clock._replace(loss=loss), learned, done.release)
+    validate = partial(learning.evaluate, program.model, data)
+    clock, table, done = _validated(program, inputs, partial(validate, learned.parameters), clock, table, done)
+    return State(clock, learned), table, done
+
+
+def _validated(
+    program: Program,
+    inputs: EngineInputs,
+    validate: Callable[[], tuple[Array, Array]],
+    clock: Clock,
+    table: Array,
+    done: _Pushed,
+) -> tuple[Clock, Array, _Pushed]:
+    """Loss and accuracy on the validation set, into the table and against the targets, if they are due."""
+    columns, nan = len(Records._fields), jnp.asarray(jnp.nan)
+
+    def measure(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        due, goes_on, status, table = carry
+        # Inside a conditional, because XLA moves what depends on constants only out of a loop, even if that does not run.
+        found = jax.lax.cond(due, validate, lambda: (nan, nan))
+        loss, accuracy = (jnp.where(done.due, value, jnp.nan) for value in found)
+        at = (done.at, jnp.asarray(columns - 2, done.at.dtype))
+        table = jax.lax.dynamic_update_slice(table, jnp.stack([loss, accuracy])[None, :], at)
+        # Comparing with nan is False, so that a lane for which validation was not due does not reach its target.
+        reached = (loss <= inputs.target_loss) | (accuracy >= inputs.target_accuracy)
+        status = jnp.where((status == _RUNNING) & reached, _TARGET, status)
+        return jnp.zeros_like(due), goes_on & (status == _RUNNING), status, table
+
+    # A loop that runs once or never, because XLA copies what goes through a conditional: here, the whole table.
+    begun = (anywhere(done.due, program.lanes), done.goes_on, clock.status, table)
+    due, goes_on, status, table = jax.lax.while_loop(lambda c: c[0], measure, begun)
+    return clock._replace(status=status), table, done._replace(due=due, goes_on=goes_on)
 
 
 # ------------------------------------------------------------------------------------------------ compiled as one function
@@ -290,44 +314,61 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
     return timing_only and many and not program.dispatched and jax.default_backend() == "cpu"
 
 
-def _as_one(program: Program, part: Callable[[Clock], Any], clock: Clock, empty: Any) -> Any:
-    """`part(clock)`, compiled as one function.
+def _as_one(program: Program, part: Callable[..., Any], *carry: Any) -> Any:
+    """`part(*carry)`, compiled as one function; `part` returns as many values, of the same types.
 
     Written as a loop that runs once: XLA compiles a small loop into one function (see `simulators.__init__`), and dispatches
     operations outside of loops one by one.
     """
 
     if program.lanes:
-        return part(clock)
+        return part(*carry)
 
     def body(carry: Any) -> Any:
-        return (jnp.asarray(False), *part(carry[1]))
+        return (jnp.asarray(False), *part(*carry[1:]))
 
     # The status is never negative, which XLA cannot know. If it could see that the loop runs once, it would unroll it.
-    return jax.lax.while_loop(lambda carry: carry[0], body, (clock.status >= 0, clock, *empty))[1:]
+    return jax.lax.while_loop(lambda carry: carry[0], body, (carry[0].status >= 0, *carry))[1:]
 
 
-def _no_push() -> tuple[Array, Array]:
-    return jnp.asarray(0, jnp.int32), jnp.asarray(False)
-
-
-def _nothing(program: Program, inputs: EngineInputs) -> tuple[_Pushed]:
+def _nothing(program: Program, inputs: EngineInputs, state: State, clocks: Array) -> _Pushed:
+    """Before the first of `clocks` pushes."""
     no, zero = jnp.asarray(False), jnp.asarray(0, jnp.int32)
-    acted: Any = no if program.timers else ()
-    pulls: Any = jnp.zeros_like(inputs.active) if inputs.copies else ()
-    rounds: Any = (no, no) if _keeps_table(program) else ()
     nobody, row = jnp.zeros_like(inputs.active), jnp.zeros(len(Records._fields))
-    return (_Pushed(no, acted, zero, no, no, zero, nobody, pulls, rounds, row),)
+    learns = program.model is not None
+    return _Pushed(
+        goes_on=(clocks > 0) & (state.clock.status == _RUNNING),
+        yes=no,
+        at=zero,
+        worker=zero,
+        accept=no,
+        take=no,
+        grouped=zero,
+        release=nobody,
+        pulls=nobody if inputs.copies else (),
+        order=learning.pull_order(inputs.active, nobody, lanes=program.lanes) if learns else (),
+        begun=jnp.zeros(inputs.active.shape[0] if learns else 0, jnp.int32),
+        due=no,
+        rounds=(no, no) if _keeps_table(program) else (),
+        row=row,
+    )
 
 
 def _keeps_table(program: Program) -> bool:
     return program.model is not None and program.model.aggregation == "table"
 
 
-def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, _Pushed]:
+def _travel_and_settle(
+    program: Program,
+    inputs: EngineInputs,
+    until_seconds: Array,
+    settle: Callable[..., tuple[Clock, _Pushed]],
+    clock: Clock,
+    last: _Pushed,
+) -> tuple[Clock, _Pushed]:
     if not program.timers:
         clock, worker, pushed = _travel(program, inputs, until_seconds, clock)
-        return _settle(program, inputs, worker, pushed, (), clock)
+        return settle(worker, pushed, (), clock, last)
     timer = clock.timer[0]
     clock, worker, pushed = _travel(program, inputs, jnp.minimum(until_seconds, timer), clock)
     rings = ~pushed & (clock.status == _RUNNING) & (timer <= until_seconds)
@@ -336,7 +377,7 @@ def _travel_and_settle(program: Program, inputs: EngineInputs, until_seconds: Ar
         inputs, clock.seconds, clock.flight, now, discipline=program.discipline, overlapping=program.overlapping
     )
     flight = jax.tree.map(partial(jnp.where, rings), flight, clock.flight)
-    return _settle(program, inputs, worker, pushed, (), clock._replace(seconds=now, flight=flight), rings)
+    return settle(worker, pushed, (), clock._replace(seconds=now, flight=flight), last, rings)
 
 
 def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
@@ -363,15 +404,17 @@ def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock:
 def _settle(
     program: Program,
     inputs: EngineInputs,
+    wanted: Array,
     worker: Array,
     pushed: Array,
     losses: tuple[Array, ...],
     clock: Clock,
+    last: _Pushed,
     rings: Array | None = None,
 ) -> tuple[Clock, _Pushed]:
     """Count the push, let the policy decide, and let the workers that it releases begin a cycle.
 
-    `rings`: the policy's timer has run down, and there is no push.
+    `wanted`: after so many pushes the run ends. `rings`: the policy's timer has run down, and there is no push.
     """
     acted = pushed if rings is None else pushed | rings
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
@@ -389,19 +432,7 @@ def _settle(
     pulls, kept = _pulling(inputs, clock, release)
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
-    done = _Pushed(
-        yes=pushed,
-        acted=acted if program.timers else (),
-        worker=worker,
-        accept=pushed & accept,
-        take=take,
-        grouped=grouped,
-        release=release,
-        pulls=pulls if inputs.copies else (),
-        rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
-        # The record is made before the cycle below begins, which overwrites when phases began.
-        row=_record(clock, push),
-    )
+    row = _record(clock, push)  # before the cycle below begins, which overwrites when phases began
     samples = inputs.samples[worker] * clock.steps[worker] if clock.steps.shape[0] else inputs.samples[worker]
     if inputs.snapshots:
         clock = clock._replace(flight=timing.with_snapshot(inputs, clock.flight, pushed))
@@ -421,7 +452,28 @@ def _settle(
         status=jnp.where(pushed & ~finite, _DIVERGED, clock.status),
         kept=kept,
     )
-    return clock, done
+    reached = (clock.pushes >= inputs.target_clocks) | (clock.samples >= inputs.target_samples)
+    if left.shape[0]:
+        reached = reached | jnp.all(left <= _DONE)
+    status = jnp.where((clock.status == _RUNNING) & pushed & reached, _TARGET, clock.status)
+    at = last.at + last.yes
+    learns = program.model is not None
+    return clock._replace(status=status), _Pushed(
+        goes_on=acted & (at + pushed < wanted) & (status == _RUNNING),
+        yes=pushed,
+        at=at,
+        worker=worker,
+        accept=pushed & accept,
+        take=take,
+        grouped=grouped,
+        release=release,
+        pulls=pulls if inputs.copies else (),
+        order=learning.pull_order(inputs.active, release, lanes=program.lanes) if learns else (),
+        begun=_first_drawn(clock) if learns else last.begun,
+        due=pushed & (clock.pushes % inputs.evaluate_clocks == 0) if learns else last.due,
+        rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
+        row=row,
+    )
 
 
 def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
@@ -627,9 +679,9 @@ def _launch(
     )
     if model is None or learned is None:
         return State(clock, learned)
-    first = _first_drawn(clock)
-    learned, loss = learning.pull(
-        model, data, inputs, learned, clock.loss, release, first, lanes=False, pulls=pulls, together=together
+    first, order = _first_drawn(clock), learning.pull_order(inputs.active, release, lanes=False)
+    learned, loss, _ = learning.pull(
+        model, data, inputs, learned, clock.loss, release, first, order, lanes=False, pulls=pulls, together=together
     )
     return State(_with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 

@@ -45,7 +45,7 @@ def waterfill(limits: Array, capacity: Array, active: Array, levels: Array | Non
     levels = limits if levels is None else levels
     if levels.shape == (1,):
         # Equal machines: nobody is below the level of another. The sums below are zeros then, which XLA adds one by one.
-        rising = jnp.sum(active)
+        rising = jnp.sum(active, dtype=jnp.int32)
         level = jnp.where(rising > 0, capacity / jnp.maximum(rising, 1), 0.0)
         return jnp.where(active, jnp.minimum(limits, level), 0.0)
     lower = (limits[None, :] < levels[:, None]) & active[None, :]

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from simulators.engine import connections, network
+from simulators.engine.indices import first_least, first_of
 from simulators.engine.inputs import EngineInputs
 
 __all__ = [
@@ -45,7 +46,6 @@ __all__ = [
 
 WAIT, PULL, COMPUTE, PUSH, APPLY, REQUEST = range(6)
 _ROUNDING = 1e-9  # relative
-_FEW = 48  # values whose least is found at once; below, blocks gain nothing
 _SHARES = 0x9D2C5680F1A3B7E5  # key of the noise in bandwidth shares, which must differ from that of compute times
 
 
@@ -135,16 +135,18 @@ def to_next_push(
     def event(turn: _Turn) -> _Turn:
         seconds, flight = turn.seconds, turn.flight
         rates, drains, sending, flows = rates_now(flight)
-        left = jnp.where(flight.remaining > 0, flight.remaining / rates, 0.0)
-        left = jnp.where(flight.phase == WAIT, jnp.inf, left)
+        # The division comes last, so that XLA compiles it to vector instructions, with what is before it.
+        waits, rests = flight.phase == WAIT, flight.remaining > 0
+        todo = jnp.where(waits, jnp.inf, jnp.where(rests, flight.remaining, 0.0))
+        left = todo / jnp.where(rests & ~waits, rates, 1.0)
         if inputs.connections:
             # The next event of a transfer is the end of a connection, because that changes rates.
             moves = _transferring(flight)
             last = jnp.where(flight.parts > 0, flight.parts / flows, jnp.inf)
             some = jnp.where(jnp.any(flight.parts > 0, axis=1), jnp.min(last, axis=1), 0.0)
             left = jnp.where(moves, some, left)
-        worker = _first_least(left)  # of equals the first: this is how ties are broken
-        elapsed = left[worker]
+        first, elapsed = first_least(left)  # of equals the first: this is how ties are broken
+        worker = first.astype(jnp.int32)
         if limited:
             lasting = jnp.where((flight.tokens > 0) & (drains > 0), flight.tokens / drains, jnp.inf)
             emptied = jnp.min(lasting) < elapsed
@@ -186,22 +188,6 @@ def to_next_push(
     turn = _Turn(seconds, flight, jnp.asarray(0, jnp.int32), no, no)
     turn = jax.lax.while_loop(lambda t: ~(t.pushed | t.halted), event, turn)
     return turn.seconds, turn.flight, turn.worker, turn.pushed
-
-
-def _first_least(values: Array) -> Array:
-    """The index of the least of `values` [k], of equals the first, int32.
-
-    XLA compiles a minimum to vector instructions, but the minimum with its index to a chain of comparisons, one value after
-    another: alone, 40 us against 7 for 8,192 values. So of many values, the index is looked for in one block only.
-    """
-    nodes = values.shape[0]
-    if nodes < _FEW:
-        return jnp.argmin(values).astype(jnp.int32)
-    size = 1 << (nodes.bit_length() // 2)  # about as many blocks as values in each
-    blocks = jnp.pad(values, (0, -nodes % size), constant_values=jnp.inf).reshape(-1, size)
-    block = jnp.argmin(jnp.min(blocks, axis=1)).astype(jnp.int32)
-    least: Array = block * size + jnp.argmin(blocks[block]).astype(jnp.int32)
-    return least
 
 
 def catch_up(
@@ -373,7 +359,9 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
         after, entered = jnp.where(phase == REQUEST, PULL, after), phase != REQUEST
     # What the next phase has to do, in the order of the phases: nothing, a pull, computing, a push, applying. Waiting for
     # blocks that move is counted with the phase after the transfer.
-    left = jnp.stack([jnp.zeros(()), pull_bytes, flight.drawn[worker] + held, push_bytes, applying])[after]
+    left = jnp.where(after == APPLY, applying, 0.0)
+    for of_phase, new in ((PULL, pull_bytes), (COMPUTE, flight.drawn[worker] + held), (PUSH, push_bytes)):
+        left = jnp.where(after == of_phase, new, left)
     if inputs.connections:
         net, begins = inputs.connections, is_worker & ((after == PULL) | (after == PUSH))
         parts = left * jnp.where(after == PULL, net.pull, net.push)
@@ -493,7 +481,7 @@ def _of_released(release: Array, draw: Callable[[Array], Array], *, for_all: boo
     workers = jnp.arange(release.shape[0], dtype=jnp.int32)
     if for_all:
         return draw(workers)
-    alone = draw(jnp.argmax(release))
+    alone = draw(first_of(release))
 
     def all_workers(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         many, _ = carry

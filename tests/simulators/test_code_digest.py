@@ -76,7 +76,7 @@ def test_another_value_or_function_of_a_module_is_another_digest(monkeypatch):
     """Also of a module that only another one imports. The files are the same."""
     before = digest(loop.advance)
     with monkeypatch.context() as patch:
-        patch.setattr(timing, "_FEW", 3)
+        patch.setattr(timing, "_SHARES", 3)
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
         patch.setattr(network, "maxmin", network.fifo)
