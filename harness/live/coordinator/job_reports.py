@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.coordinator.branches.branches import Branches
@@ -16,22 +17,18 @@ from harness.live.protocol.driver_reports import Poll, Report
 __all__ = ["JobReports"]
 
 
+@dataclass(frozen=True, eq=False)
 class JobReports:
     """Answers the questions of `ReportQuestions` in `harness.live.processes.client`."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        ledger: Ledger,
-        moves: Moves,
-        views: Views,
-        branches: Branches,
-        pending: PendingPushes,
-        evaluations: Evaluations,
-        now: Callable[[], float],
-    ) -> None:
-        self._job, self._ledger, self._moves, self._views, self._now = job, ledger, moves, views, now
-        self._branches, self._pending, self._evaluations = branches, pending, evaluations
+    _job: LiveJob
+    _ledger: Ledger
+    _moves: Moves
+    _views: Views
+    _branches: Branches
+    _pending: PendingPushes
+    _evaluations: Evaluations
+    _now: Callable[[], float]
 
     @property
     def members(self) -> Mapping[str, int]:

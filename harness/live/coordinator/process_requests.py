@@ -6,6 +6,7 @@ All of them return at once; a report shows their effects. Processes are named as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from harness.live.coordinator.branches.branches import Branches
 from harness.live.coordinator.branches.cycles import Cycles
@@ -20,25 +21,20 @@ from harness.live.coordinator.state_record import StateRecord
 __all__ = ["ProcessRequests"]
 
 
+@dataclass(frozen=True, eq=False)
 class ProcessRequests:
     """Answers the questions of `ProcessQuestions` in `harness.live.processes.client`."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        snapshots: Snapshots,
-        moves: Moves,
-        membership: Membership,
-        views: Views,
-        repairs: Repairs,
-        branches: Branches,
-        cycles: Cycles,
-        record: StateRecord,
-        now: Callable[[], float],
-    ) -> None:
-        self._ledger, self._snapshots, self._moves, self._now = ledger, snapshots, moves, now
-        self._membership, self._views, self._repairs = membership, views, repairs
-        self._branches, self._cycles, self._record = branches, cycles, record
+    _ledger: Ledger
+    _snapshots: Snapshots
+    _moves: Moves
+    _membership: Membership
+    _views: Views
+    _repairs: Repairs
+    _branches: Branches
+    _cycles: Cycles
+    _record: StateRecord
+    _now: Callable[[], float]
 
     def expect(self, name: str, generation: int) -> None:
         """Let a process of this name and generation join. Messages of its older generations are refused from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob, PushFacts
 from harness.live.coordinator.branches.branch_state import branches_as_bytes, branches_of
@@ -21,25 +22,20 @@ from tuners.actions import Setting, SyncPolicy
 __all__ = ["StateRequests"]
 
 
+@dataclass(frozen=True, eq=False)
 class StateRequests:
     """Answers the questions of `StateQuestions` in `harness.live.processes.client`."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        ledger: Ledger,
-        snapshots: Snapshots,
-        moves: Moves,
-        views: Views,
-        branches: Branches,
-        pending: PendingPushes,
-        pushes: CompletePushes,
-        evaluations: Evaluations,
-        record: StateRecord,
-    ) -> None:
-        self._job, self._ledger, self._snapshots, self._moves, self._views = job, ledger, snapshots, moves, views
-        self._branches, self._pending, self._pushes = branches, pending, pushes
-        self._evaluations, self._record = evaluations, record
+    _job: LiveJob
+    _ledger: Ledger
+    _snapshots: Snapshots
+    _moves: Moves
+    _views: Views
+    _branches: Branches
+    _pending: PendingPushes
+    _pushes: CompletePushes
+    _evaluations: Evaluations
+    _record: StateRecord
 
     def begin(self, setting: Setting, policy: SyncPolicy, parameters: Array) -> None:
         """Create branch 0 with these parameters, [P] float32. Then `expect` processes, `recover` when the servers have

@@ -6,6 +6,7 @@ All of them return at once; a report shows their effects.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from harness.live.coordinator.branches.branch import LiveJob
 from harness.live.coordinator.branches.branches import Branches
@@ -22,24 +23,19 @@ from tuners.actions import Setting, SyncPolicy
 __all__ = ["TrainingRequests"]
 
 
+@dataclass(frozen=True, eq=False)
 class TrainingRequests:
     """Answers the questions of `TrainingQuestions` in `harness.live.processes.client`."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        ledger: Ledger,
-        membership: Membership,
-        branches: Branches,
-        releases: Releases,
-        cycles: Cycles,
-        evaluations: Evaluations,
-        record: StateRecord,
-        now: Callable[[], float],
-    ) -> None:
-        self._job, self._ledger, self._membership, self._now = job, ledger, membership, now
-        self._branches, self._releases, self._cycles = branches, releases, cycles
-        self._evaluations, self._record = evaluations, record
+    _job: LiveJob
+    _ledger: Ledger
+    _membership: Membership
+    _branches: Branches
+    _releases: Releases
+    _cycles: Cycles
+    _evaluations: Evaluations
+    _record: StateRecord
+    _now: Callable[[], float]
 
     def run(self, branch: int) -> None:
         """Train this branch, and pause the one that runs. Workers repeat the mini-batch that they were at when it was

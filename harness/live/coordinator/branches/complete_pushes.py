@@ -7,6 +7,7 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -21,20 +22,16 @@ from harness.live.protocol.messages import GradientDone, LossProbed, ProbeLoss, 
 __all__ = ["CompletePushes"]
 
 
+@dataclass(frozen=True, eq=False)
 class CompletePushes:
     """Decides which pushes are complete. `settle`, `advance` and `settle_probed` are what a journal replays."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        ledger: Ledger,
-        branches: Branches,
-        pending: PendingPushes,
-        releases: Releases,
-        now: Callable[[], float],
-    ) -> None:
-        self._job, self._ledger, self._now = job, ledger, now
-        self._branches, self._pending, self._releases = branches, pending, releases
+    _job: LiveJob
+    _ledger: Ledger
+    _branches: Branches
+    _pending: PendingPushes
+    _releases: Releases
+    _now: Callable[[], float]
 
     # ------------------------------------------------------------------------------------------------- messages that arrive
 

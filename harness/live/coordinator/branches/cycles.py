@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +19,17 @@ from tuners.actions import SyncPolicy
 __all__ = ["Cycles"]
 
 
+@dataclass(frozen=True, eq=False)
 class Cycles:
     """Begins, pauses and drops the mini-batches of a branch's workers, and starts its policy."""
 
-    def __init__(
-        self,
-        job: LiveJob,
-        ledger: Ledger,
-        branches: Branches,
-        pending: PendingPushes,
-        releases: Releases,
-        pushes: CompletePushes,
-        now: Callable[[], float],
-    ) -> None:
-        self._job, self._ledger, self._now = job, ledger, now
-        self._branches, self._pending, self._releases, self._pushes = branches, pending, releases, pushes
+    _job: LiveJob
+    _ledger: Ledger
+    _branches: Branches
+    _pending: PendingPushes
+    _releases: Releases
+    _pushes: CompletePushes
+    _now: Callable[[], float]
 
     def run(self, branch: int) -> None:
         """Continue a paused branch."""
