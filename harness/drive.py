@@ -1,4 +1,4 @@
-"""The driver's loop: carry out what a tuner asks, and end the job when it is over. Only this module calls `send`.
+"""The driver's loop: carry out what a tuner asks, and end the job when it is over.
 
 A fault of the tuner (it raises, yields something that is no action, thinks too long, spends no simulated time) ends its job
 with an `Outcome` of status "error" and a reason, never with an exception: one bad tuner does not stop a comparison.
@@ -36,7 +36,7 @@ from tuners.actions import (
     TunerFactory,
     Window,
 )
-from tuners.testing import ThinkingLimitError, thinking_limit
+from tuners.thinking import ThinkingLimitError, next_action, thinking_limit
 
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 
@@ -137,7 +137,7 @@ def replay(
     Returns the tuner's next action, or None if it has returned. Raises ValueError at the first action that differs from the
     recorded one: it is a different tuner, it has another seed, or it depends on something outside of the exchanges.
     """
-    action = _next_or_none(tuner, None, first=True)
+    action = _next_or_none(tuner, None)
     for number, exchange in enumerate(exchanges):
         if exchange.after_end:  # the tuner may not have returned by then
             continue
@@ -162,18 +162,16 @@ class _TimedTuner:
         self.seconds = 0.0
         self._tuner = tuner
         self._limit_seconds = limit_seconds
-        self._fresh = True
 
     def next(self, answer: Any) -> Action[Any] | None:
         """The tuner's next action after `answer`; None if it has returned. Raises _RunFailedError for every fault, and
         Rejected where the tuner does not catch a refusal."""
         if not isinstance(self._tuner, Generator):
             raise _RunFailedError(_no_generator(self._tuner))
-        first, self._fresh = self._fresh, False
         started = time.perf_counter()
         try:
             with thinking_limit(self._limit_seconds):
-                action = _next(self._tuner, answer, first=first)
+                action = next_action(self._tuner, answer)
         except StopIteration:
             return None
         except _RunFailedError:
@@ -343,12 +341,6 @@ def _no_generator(made: Any) -> str:
     return f"The tuner is no generator but {_short(repr(made))}: {advice(made)}."
 
 
-def _next(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any]:
-    if first:
-        return next(tuner)
-    return tuner.throw(Rejected(str(answer))) if isinstance(answer, Rejected) else tuner.send(answer)
-
-
 def _trace_of(error: BaseException) -> str:
     """The traceback of an error, without the frames of the driver and of the contract, unless there are no others."""
     found = traceback.TracebackException.from_exception(error)
@@ -378,7 +370,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _next_or_none(tuner: Tuner, answer: Any, *, first: bool = False) -> Action[Any] | None:
+def _next_or_none(tuner: Tuner, answer: Any) -> Action[Any] | None:
     with suppress(StopIteration):
-        return _next(tuner, answer, first=first)
+        return next_action(tuner, answer)
     return None

@@ -127,7 +127,11 @@ def test_the_contract_imports_only_itself():
     assert ours("tuners/policies.py") == {"tuners.actions", "tuners.settings"}
 
 
-@pytest.mark.parametrize("name", [n for n in PUBLIC if n.startswith("tuners/") and n != "tuners/testing.py"])
+ABOUT_TUNERS = ("tuners/testing/", "tuners/thinking.py")
+"""In the package `tuners`, and no tuner: they watch one, and its time."""
+
+
+@pytest.mark.parametrize("name", [n for n in PUBLIC if n.startswith("tuners/") and not n.startswith(ABOUT_TUNERS)])
 def test_a_tuner_has_no_clock_no_files_and_no_global_randomness(name):
     assert {i.module.split(".")[0] for i in imports(tree_of(name), "tuners")} & NOT_FOR_TUNERS == set()
 
@@ -245,6 +249,12 @@ def test_rooms_import_in_no_circle():
         here = room_of(module)
         rooms.setdefault(here, set()).update(there for t in targets if (there := room_of(t)) != here)
     assert circle(rooms) == []
+
+
+def test_nothing_that_plays_runs_needs_what_is_for_tests():
+    """`harness play` warns an author of mistakes in the source."""
+    users = {m for m, targets in graph().items() if any(t.startswith("tuners.testing") for t in targets)}
+    assert {m for m in users if not m.startswith("tuners.testing")} == {"harness.cli.play"}
 
 
 def test_a_circle_is_found():

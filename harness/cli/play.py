@@ -73,6 +73,7 @@ def _play(options: argparse.Namespace) -> int:
 def _announced(factory: TunerFactory) -> TunerFactory:
     """The same tuner; the screen says so where it thinks for long."""
     from tuners.actions import Rejected
+    from tuners.thinking import next_action
 
     words = f"(the tuner has not asked anything for {_LONG_SECONDS:g} s; Ctrl-C ends this)"
 
@@ -88,7 +89,7 @@ def _announced(factory: TunerFactory) -> TunerFactory:
                 timer.daemon = True
                 timer.start()
                 try:
-                    action = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+                    action = next_action(tuner, answer)
                 except StopIteration:
                     return
                 finally:

@@ -30,7 +30,7 @@ from tuners.actions import (
     Tuner,
     Window,
 )
-from tuners.toys import Toy, toys
+from tuners.testing.toys import Toy, toys
 
 
 def toy(**changed: Any) -> Toy:

@@ -11,7 +11,7 @@ from harness.drive import play, replay
 from traces.exchanges import Exchange, read_log, write_log
 from tuners.actions import Job, Run, Tuner
 from tuners.baselines.random_search import random_search
-from tuners.toys import Toy, toys
+from tuners.testing.toys import Toy, toys
 
 
 def brief(job: Job) -> Tuner:

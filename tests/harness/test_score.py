@@ -35,7 +35,7 @@ from tuners.actions import (
     Window,
 )
 from tuners.knobs import Real
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 JOB = replace(toys()["every knob"](0).job, target=Target("loss", 0.02), budget_seconds=20.0)
 FAST = replace(JOB.start, learning_rate=0.5)

@@ -37,7 +37,7 @@ from tuners.actions import (
     Window,
 )
 from tuners.prices import Prices, Rate
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 PRICES = Prices({"n0": 3600.0, "n1": 7200.0, "n2": 3600.0, "n3": 3600.0, "n4": 3600.0})  # USD per hour: 1 or 2 per second
 JOB = replace(toys()["every knob"](0).job, budget_seconds=100.0, prices=PRICES)  # n0, n1, n2 work, n3, n4 serve

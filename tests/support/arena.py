@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.scenario import Scenario, job
 from tuners.actions import Job, Reconfigure, Run, Setting, Tuner
-from tuners.toys import Toy
+from tuners.testing.toys import Toy
 
 SYSTEM = "tests.support.arena:system"
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tuners.actions import Job, Pushes, Window, WorkerWindow
-from tuners.toys import Toy, toys
+from tuners.testing.toys import Toy, toys
 
 __all__ = ["Toy", "job", "toys", "window"]
 

@@ -17,7 +17,7 @@ from harness.drive import play
 from traces.exchanges import Exchange, action_text
 from tuners import embedded, resolve
 from tuners.actions import Cost, Rejected, Window
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 GOLDEN = Path(__file__).parent / "golden"
 TOY = "every knob"

@@ -45,6 +45,7 @@ from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
+from tuners.thinking import next_action
 
 __all__ = [
     "Deployment",
@@ -420,7 +421,7 @@ def _resumed(factory: TunerFactory, job: Job, kept: Iterable[Exchange], installe
             except Rejected as refusal:
                 answer = refusal
             try:
-                asked = tuner.throw(answer) if isinstance(answer, Rejected) else tuner.send(answer)
+                asked = next_action(tuner, answer)
             except StopIteration:
                 return
 

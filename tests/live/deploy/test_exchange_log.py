@@ -14,7 +14,7 @@ from harness.scenario import job, load
 from harness.score import score
 from traces.exchanges import Exchange, lines_of, read_log
 from tuners.actions import Evaluation, Fork, Free, Pushes, Run, Window, WorkerWindow
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 JOB = job(load("live-digits"), 0)
 PUSHES = 100

@@ -11,7 +11,7 @@ from harness.drive import drive
 from tests.simulators.workloads.test_datasets import cifar_folder  # noqa: F401
 from tuners.actions import Fork, Free, Rejected, Target
 from tuners.mltuner import mltuner, trials
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 # --------------------------------------------------------------------------------------------------- branches at once
 

@@ -12,7 +12,7 @@ from tuners.cruise.milp import solve
 from tuners.cruise.placement import best_split, placement_seconds
 from tuners.cruise.split import roles
 from tuners.testing import exchanges
-from tuners.toys import Toy
+from tuners.testing.toys import Toy
 
 SMALL = replace(cluster((*SLOW[:3], *FAST), ["s0", "s1", "s2"]), samples=100)
 """Three slow and two fast machines, all fast ones servers at first; 25 mini-batches in an epoch."""

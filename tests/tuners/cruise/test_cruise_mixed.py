@@ -16,7 +16,7 @@ from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_
 from tuners.cruise.split import epoch_seconds, roles
 from tuners.settings import Choice, Integer, Node
 from tuners.testing import check_tuner, exchanges
-from tuners.toys import Toy
+from tuners.testing.toys import Toy
 
 PUBLIC_CODE = {"server_term": "sum", "overlap": False}
 DONE = Cost(seconds=0.5, stall_seconds=0.0)

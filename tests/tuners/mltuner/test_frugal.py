@@ -15,7 +15,7 @@ from tuners.mltuner import mltuner
 from tuners.mltuner.time_left import seconds_left
 from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
-from tuners.toys import toys
+from tuners.testing.toys import toys
 
 FAR = Target("loss", 1e-60)
 CLOCKS = 6  # three of each of two workers
