@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import polars as pl
 
 from harness import drive
-from harness.cli.results import split_names
 from harness.comparison import compare as comparisons
 from harness.comparison.answer import Comparison, comparison_in, temporary_folder
 from harness.machine import cores
@@ -27,7 +26,7 @@ from harness.scenario.building import scenario
 from harness.score import Score, ending, score
 from traces.exchanges import Exchange
 from traces.schema import EVALUATIONS, SETTINGS
-from tuners import Entry, entry_of, resolve, resolve_contestant
+from tuners import Entry, entry_of, resolve, resolve_contestant, split_names
 from tuners import embedded as embedded_tuners
 from tuners.actions import TunerFactory
 

@@ -11,9 +11,10 @@ from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 
-from tuners.entries import Entry, as_module, did_you_mean, entry_of, parse
+from tuners.entries import Entry, as_module, entry_of, parse, split_names
+from tuners.near_names import did_you_mean
 
-__all__ = ["Entry", "embedded", "entry_of", "parse", "registry", "resolve", "resolve_contestant"]
+__all__ = ["Entry", "embedded", "entry_of", "parse", "registry", "resolve", "resolve_contestant", "split_names"]
 
 _GROUP = "harness.tuners"
 """The entry-point group in which other distributions register tuners."""

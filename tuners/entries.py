@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from importlib.machinery import PathFinder
 from inspect import signature
 from typing import TYPE_CHECKING, cast
 
+from tuners.near_names import did_you_mean
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container
 
     from tuners.actions import Scalar, TunerFactory
 
-__all__ = ["Entry", "as_module", "did_you_mean", "entry_of", "parse"]
+__all__ = ["Entry", "as_module", "entry_of", "parse", "split_names"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,11 @@ def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
     return Entry(numbered, "", "a function of your own", embedded=False, given=factory)
 
 
+def split_names(text: str) -> list[str]:
+    """The names in "NAME,NAME,..."; commas within brackets are part of a name."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
+
+
 def parse(name: str) -> tuple[str, tuple[tuple[str, Scalar], ...]]:
     """The name before the brackets in ``cruise[gain=0.1]``, and the options in them. Raises ValueError for bad options."""
     plain, bracket, options = name.partition("[")
@@ -163,9 +171,3 @@ def _advice(given: object) -> str:
     from tuners import adapters
 
     return adapters.advice(given)
-
-
-def did_you_mean(near: Iterable[str]) -> str:
-    """A sentence with similar names; "" where there are none."""
-    names = " or ".join(repr(n) for n in near)
-    return f" Did you mean {names}?" if names else ""

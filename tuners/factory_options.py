@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 from msgspec import Meta
 
+from tuners.near_names import did_you_mean
+
 __all__ = ["AboveZero", "Count", "NonNegative", "Option", "Share", "Whole", "check", "options_of"]
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -72,8 +74,7 @@ def check(tuner: str, factory: Callable[..., object], given: Mapping[str, object
     known = options_of(factory)
     for name, value in given.items():
         if name not in known:
-            near = get_close_matches(name, known)
-            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = did_you_mean(get_close_matches(name, known))
             raise ValueError(f"Tuner {tuner!r} has no option {name!r}.{hint} It has {', '.join(known) or 'none'}.")
         option = known[name]
         if option.hint is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import NamedTuple
 
-__all__ = ["UnknownKey", "near_keys", "near_names", "unknown_key"]
+__all__ = ["UnknownKey", "did_you_mean", "near_keys", "near_names", "unknown_key"]
 
 _MANY = 12  # names that are too many for a message, where a command shows them
 
@@ -22,6 +22,12 @@ def near_names(name: str, known: Iterable[str], *, shown_by: str = "") -> str:
     if shown_by and len(names) > _MANY:
         return f"choose one of the {len(names)} that {shown_by} shows."
     return f"choose one of {', '.join(names)}."
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """A sentence with similar names, to follow another one; "" where there are none."""
+    names = " or ".join(map(repr, near))
+    return f" Did you mean {names}?" if names else ""
 
 
 class UnknownKey(NamedTuple):

@@ -19,7 +19,7 @@ from harness.cli.new import add_new
 from harness.cli.parsing import CommandParser, some_path
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
-from harness.cli.results import any_failed, conclude, export, importing_reports, interrupted, split_names, tuner_names
+from harness.cli.results import any_failed, conclude, export, importing_reports, interrupted, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
@@ -255,6 +255,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     family, is told here, before anything else is said."""
     from harness.families import members
     from harness.scenario import load, matching
+    from tuners import split_names
 
     found: list[str] = []
     for name in names:

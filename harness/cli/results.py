@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["any_failed", "conclude", "export", "importing_reports", "interrupted", "split_names", "tuner_names"]
+__all__ = ["any_failed", "conclude", "export", "importing_reports", "interrupted", "tuner_names"]
 
 _IMPORT_AFTER_SECONDS = 3.0
 """When workers have started, which nothing should delay."""
@@ -22,18 +21,13 @@ _IMPORT_AFTER_SECONDS = 3.0
 
 def tuner_names(text: str, *, oracle: bool = True) -> list[str]:
     """The names in "all,NAME,...". The registry refuses an empty name. Without `oracle`, "all" means contestants only."""
-    from tuners import embedded, resolve
+    from tuners import embedded, resolve, split_names
 
     every = [name for name in embedded() if oracle or resolve(name).contestant]
     names: list[str] = []
     for name in split_names(text):
         names += every if name == "all" else [name]
     return names
-
-
-def split_names(text: str) -> list[str]:
-    """The names in "NAME,NAME,..."; commas within brackets are part of a name."""
-    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
 
 
 @contextmanager
