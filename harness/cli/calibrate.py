@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -152,24 +151,24 @@ def _calibrate(options: argparse.Namespace) -> int:
     text = to_toml(fits, recording, origin)
     write_bytes(options.out, text.encode())
     for name, fit in fits.items():
-        _say(f"{name}: {fit.rows} settings, median error {fit.error:.1%}")
+        print(f"{name}: {fit.rows} settings, median error {fit.error:.1%}")
         for constant, ends in fit.intervals.items():
             interval = f"95 % {ends[0]:.4g} to {ends[1]:.4g}" if ends else f"no interval: {NO_FREEDOM}"
-            _say(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   {interval}")
+            print(f"  {constant:26}{getattr(fit.constants, constant):>12.4g}   {interval}")
         if samples := fit.constants.saturation_samples:
-            _say(f"  {'saturation_samples':26}{samples:>12.4g}   by how slow machines differ from fast ones")
+            print(f"  {'saturation_samples':26}{samples:>12.4g}   by how slow machines differ from fast ones")
         for constant, value in fit.borrowed.items():
-            _say(f"  {constant:26}{value:>12.4g}   from the other workloads")
+            print(f"  {constant:26}{value:>12.4g}   from the other workloads")
         if fit.refused:
-            _say("  Not determined, so that the default holds:")
+            print("  Not determined, so that the default holds:")
         for constant, why in fit.refused.items():
-            _say(f"  {constant:26}{why}")
+            print(f"  {constant:26}{why}")
     for why in (*dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice), *recording.caveats):
-        _say(f"note: {why}")
+        print(f"note: {why}")
     types, names = (" or ".join(made) for made in (tomllib.loads(text)["profiles"], fits))
-    _say(f'In a scenario, [cluster] has profiles = "{options.out}" and nodes of type {types};')
-    _say(f'[workload] has file = "{options.out}" and name = "{names}". The file says what else to copy.')
-    _say(f"Written to {options.out}.")
+    print(f'In a scenario, [cluster] has profiles = "{options.out}" and nodes of type {types};')
+    print(f'[workload] has file = "{options.out}" and name = "{names}". The file says what else to copy.')
+    print(f"Written to {options.out}.")
     return 0
 
 
@@ -201,8 +200,8 @@ def _fidelity(options: argparse.Namespace) -> int:
             without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
             checks.append(replace(made, ablations=without))
     checks += _of_others(options) if options.fit else []
-    _say(fidelity_table.text(checks))
-    _say(f"The page: {fidelity_page.write(options.out, checks, findings)}")
+    print(fidelity_table.text(checks))
+    print(f"The page: {fidelity_page.write(options.out, checks, findings)}")
     return 0
 
 
@@ -359,7 +358,3 @@ def _model_bytes(name: str) -> float:
     if name in workloads():
         return workload(name).demand.model_bytes
     return scenario.job(scenario.load(name)).model_bytes if name in scenario.embedded() else 0.0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stdout)  # noqa: T201 (what a command does)

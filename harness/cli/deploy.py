@@ -99,8 +99,9 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _deploy(options: argparse.Namespace) -> int:
     if options.live and not options.dry_run:
-        print("Loading JAX, Ray and the job.", flush=True)  # noqa: T201 - rich and the rest take seconds to import
+        print("Loading JAX, Ray and the job.", flush=True)  # rich and the rest take seconds to import
     from harness.cli.display import stages, terminal
+    from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.contest import check_contest
     from harness.live.deploy.deployment import Interrupted, deploy, described, simulated
@@ -121,29 +122,29 @@ def _deploy(options: argparse.Namespace) -> int:
     console = terminal()
     if options.dry_run or not options.live:
         lines = [*_contest_words(contest, scenario), *described(wanted), f"Start it with:  {_that_starts(options)}"]
-        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+        say(console, "\n".join(lines))
         return 0
     with _stoppable() as stop:
         try:
             played = deploy(wanted, console)
         except Interrupted as stopped:
-            print(f"harness: {stopped}", file=sys.stderr)  # noqa: T201
+            print(f"harness: {stopped}", file=sys.stderr)
             return stop.status
         except KeyboardInterrupt:
-            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)  # noqa: T201
+            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)
             return stop.status
     from reports.pages import page
 
     outcome = played.outcome
     row = score(played, **wanted.run).score
-    console.print(ending(row, outcome.seconds), highlight=False, markup=False, soft_wrap=True)
+    say(console, ending(row, outcome.seconds))
     if options.beside:
-        console.print("Running the same job in the simulator.", highlight=False)
+        say(console, "Running the same job in the simulator.")
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    console.print(f"Model, checkpoint, log and trace: {wanted.out}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"Model, checkpoint, log and trace: {wanted.out}")
     with stages("Writing the page"), private():
         written = page.write(wanted.out)
-    console.print(f"The page: {written}", highlight=False, markup=False, soft_wrap=True)
+    say(console, f"The page: {written}")
     return 1 if outcome.status == "error" else 0
 
 
@@ -222,6 +223,7 @@ def _that_starts(options: argparse.Namespace) -> str:
 def _contest(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.compare import compare
+    from harness.lines import say
     from harness.live.deploy.contest import contest
     from harness.live.deploy.deployment import Interrupted
 
@@ -232,12 +234,12 @@ def _contest(options: argparse.Namespace) -> int:
         try:
             contest(wanted, console)
             if options.beside:
-                console.print("Running the same jobs in the simulator.", highlight=False)
+                say(console, "Running the same jobs in the simulator.")
                 simulated = out / "simulated"
                 again = simulated.exists()
                 compare([options.scenario], tuners, out=simulated, seeds=options.seeds, jobs=cores(), resume=again)
         except (Interrupted, KeyboardInterrupt):
-            print(f"\nharness: interrupted; finished runs are in {out}; --resume goes on.", file=sys.stderr)  # noqa: T201
+            print(f"\nharness: interrupted; finished runs are in {out}; --resume goes on.", file=sys.stderr)
             return stop.status
     conclude(out, console)
     return 1 if any_failed(out) else 0

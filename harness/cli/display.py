@@ -18,6 +18,7 @@ from rich.text import Text
 
 from harness.comparison.compare import Event, Finished, Planned, RunKey, Underway
 from harness.comparison.forecast import Forecast
+from harness.lines import say
 
 if TYPE_CHECKING:
     from harness.training.train import TrainingProgress
@@ -107,7 +108,7 @@ def training(console: Console, runs: int) -> Iterator[Callable[[TrainingProgress
 
 def _line(console: Console, progress: TrainingProgress) -> None:
     if progress.run % _LINE_RUNS == 0 or progress.run == progress.runs:
-        console.print(escape(f"{progress.run}/{progress.runs}  {_outcome(progress)}"), highlight=False, soft_wrap=True)
+        say(console, f"{progress.run}/{progress.runs}  {_outcome(progress)}")
 
 
 def _outcome(progress: TrainingProgress) -> str:
@@ -145,7 +146,7 @@ class _Lines:
 
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        say(self._console, text)
 
 
 class _OneLine:
@@ -220,7 +221,7 @@ class _Bars:
                 self._bars.remove_task(self._runs.pop(event.run))
             if event.done.status == "error":
                 self.errors += 1
-                self._bars.console.print(escape(f"{_name(event.run)}: {event.done.reason}"), highlight=False)
+                say(self._bars.console, f"{_name(event.run)}: {event.done.reason}", wraps=True)
 
     def __rich__(self) -> RenderableType:
         """The bars as they are now."""

@@ -38,5 +38,5 @@ def _draw(options: argparse.Namespace) -> int:
 
     names = members(f"{options.family}[{options.first}:{options.first + options.count}]")
     for path in drawn.write(names, options.out):
-        print(path, flush=True)  # noqa: T201 (what a command does)
+        print(path, flush=True)
     return 0

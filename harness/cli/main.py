@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
-        print(file=sys.stderr)  # noqa: T201 (below the ^C that a terminal shows)
+        print(file=sys.stderr)  # below the ^C that a terminal shows
         return _complain("interrupted.", 130)
     except ValueError as error:
         return _complain(error, 2)
@@ -120,7 +120,7 @@ def _io_text(error: OSError) -> str:
 
 
 def _complain(what: object, status: int) -> int:
-    print(f"harness: {what}", file=sys.stderr)  # noqa: T201 (what a command does)
+    print(f"harness: {what}", file=sys.stderr)
     return status
 
 
@@ -200,6 +200,7 @@ def _compare(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal, watching
     from harness.comparison.compare import compare
     from harness.comparison.results_folder import check_folder
+    from harness.lines import say
 
     scenarios = _scenarios(options.scenarios) or ["digits"]
     stems = [_stem(s) for s in options.scenarios or scenarios]
@@ -210,9 +211,9 @@ def _compare(options: argparse.Namespace) -> int:
     check_folder(out, resume=options.resume)  # before it is said that anything is compared
     console = terminal()
     first = _what(scenarios, tuners, seeds, options.address or jobs, out)
-    console.print(first, highlight=False, soft_wrap=True, markup=False)
+    say(console, first)
     if options.resume and not (out / "manifest.json").is_file():
-        console.print(f"{out} has no comparison to resume: this one begins.", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"{out} has no comparison to resume: this one begins.")
     try:
         with watching(console) as watch, importing_reports():
             compare(

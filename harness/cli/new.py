@@ -56,7 +56,7 @@ def _new(options: argparse.Namespace) -> int:
         "  pytest",
         f"  pip install -e .    then its name is {name}, everywhere",
     ):
-        print(line)  # noqa: T201
+        print(line)
     return 0
 
 

@@ -55,7 +55,7 @@ def _play(options: argparse.Namespace) -> int:
     try:
         check_source(factory)
     except AssertionError as error:
-        print(f"Probably a mistake: {error}", file=sys.stderr)  # noqa: T201
+        print(f"Probably a mistake: {error}", file=sys.stderr)
     made = system(scenario, options.seed)
     played = play(
         _announced(_debugged(factory) if options.pdb else factory),
@@ -65,7 +65,7 @@ def _play(options: argparse.Namespace) -> int:
     )
     row = score(played, scenario=scenario.name, tuner=entry.name, seed=options.seed).score
     if played.outcome.trace:
-        print(played.outcome.trace, file=sys.stderr)  # noqa: T201
+        print(played.outcome.trace, file=sys.stderr)
     _say(ending(row, played.outcome.seconds))
     return 1 if row.status == "error" else 0
 
@@ -120,7 +120,7 @@ def _debugged(factory: TunerFactory) -> TunerFactory:
         try:
             yield from tuner
         except Exception as error:
-            print(f"{type(error).__name__}: {error}")  # noqa: T201
+            print(f"{type(error).__name__}: {error}")
             pdb.post_mortem(error.__traceback__)
             raise
 
@@ -264,4 +264,4 @@ def _evaluation_words(found: Evaluation) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 (what a command does)
+    print(text, flush=True)

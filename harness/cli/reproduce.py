@@ -37,27 +37,24 @@ def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _reproduce(options: argparse.Namespace) -> int:
     from harness.cli.display import stages, terminal
+    from harness.lines import say
     from reports.papers import reproduce
     from reports.papers.claims import headline, shown
 
     paper, console = reproduce.PAPERS[options.paper], terminal()
     options.out.mkdir(parents=True, exist_ok=True)
     minutes = math.ceil(paper.minutes * options.seeds / 5)
-    console.print(f"{paper.title}: about {minutes} minute{'s' * (minutes > 1)} of one core.", highlight=False)
+    say(console, f"{paper.title}: about {minutes} minute{'s' * (minutes > 1)} of one core.", wraps=True)
     claims = []
     with stages("measuring") as stage:
         for claim in paper.claims(reproduce.Scale(options.seeds, options.out)):
             claims.append(claim)
             stage(f"{len(claims)} figures done")
-            console.print(
+            say(
+                console,
                 f"{claim.where}, {claim.what}, {claim.unit}: {shown(claim.measured, claim.low, claim.high)} "
                 f"[{shown(claim.published)}] {claim.verdict}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
             )
-    console.print(headline(claims), highlight=False)
-    console.print(
-        f"The page: {reproduce.write(options.paper, claims, options.seeds, options.out)}", highlight=False, soft_wrap=True
-    )
+    say(console, headline(claims), wraps=True)
+    say(console, f"The page: {reproduce.write(options.paper, claims, options.seeds, options.out)}")
     return 0

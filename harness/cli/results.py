@@ -52,6 +52,7 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
     """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the
     folder of that name in `out`."""
     from harness.cli.display import stages
+    from harness.lines import say
     from reports.fidelity import live
     from reports.output import terminal
     from reports.pages import page
@@ -66,11 +67,12 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
             console.print(table)
     with stages("Writing the page"):  # of fifty scenarios, some minutes
         written = page.write(out, simulated, table=summed)
-    console.print(f"The page: {written}", highlight=False, soft_wrap=True)
+    say(console, f"The page: {written}")
 
 
 def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: str | None) -> None:
     """Write the files that `harness report` was asked for beside the page."""
+    from harness.lines import say
     from reports.output import export as files
 
     written = []
@@ -81,14 +83,14 @@ def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: s
     if figures:
         written.append(("Figures", files.write_figures(out, figures)))
     for what, path in written:
-        console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+        say(console, f"{what}: {path}")
 
 
 def interrupted(out: Path) -> int:
     """Say, after Ctrl-C, how the comparison in `out` goes on; return the exit status."""
-    print("\nharness: interrupted.", file=sys.stderr)  # noqa: T201 (what a command does)
+    print("\nharness: interrupted.", file=sys.stderr)
     if (out / "manifest.json").is_file():
-        print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)  # noqa: T201
+        print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)
     return 130
 
 

@@ -54,20 +54,22 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _merge(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.merge import merge
+    from harness.lines import say
     from reports.output.terminal import show
     from reports.pages import page
     from traces.store import load_results
 
     out, console = merge(options.folders, options.out), terminal()
     show(load_results(out), console)
-    console.print(f"The page: {page.write(out)}", highlight=False, soft_wrap=True)
+    say(console, f"The page: {page.write(out)}")
     return 0
 
 
 def _publish(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
+    from harness.lines import say
     from reports.output.site import publish
 
     site = publish(options.folder, options.out, only_overview=options.overview, onto=options.onto, replaced=options.replace)
-    terminal().print(f"The site: {site}", highlight=False, soft_wrap=True)
+    say(terminal(), f"The site: {site}")
     return 0

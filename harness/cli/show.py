@@ -64,7 +64,7 @@ def _list(options: argparse.Namespace) -> int:
     width = max(map(len, found), default=0)
     for name, text in found.items():
         for number, line in enumerate(text.split("\n")):
-            _say(_hanging(f"{'' if number else name:{width}}  ", line))
+            print(_hanging(f"{'' if number else name:{width}}  ", line))
     return 0
 
 
@@ -136,7 +136,7 @@ def _show(options: argparse.Namespace) -> int:
     drawn = name.startswith("drawn:")
     if plain in registry() or (":" in plain and not drawn):
         for line in _tuner_lines(name):
-            _say(line)
+            print(line)
         return 0
     if plain not in embedded() and not plain.endswith(".toml") and not drawn:
         near = near_names(plain, [*embedded(), *registry()], shown_by="`harness list scenarios` or `harness list tuners`")
@@ -191,7 +191,3 @@ def _hanging(head: str, text: str) -> str:
         return (head + text).rstrip()
     width = max(shutil.get_terminal_size().columns, 60)
     return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * min(len(head), width // 2))
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 (what a command does)

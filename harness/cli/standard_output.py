@@ -74,4 +74,4 @@ def end_quietly() -> NoReturn:
 
 def tell_once() -> None:
     """`when_unread` of a command that takes long and whose result is in files."""
-    print("harness: nobody reads the output any more; this goes on, and Ctrl-C stops it.", file=sys.stderr)  # noqa: T201
+    print("harness: nobody reads the output any more; this goes on, and Ctrl-C stops it.", file=sys.stderr)

@@ -128,9 +128,9 @@ def _record(options: argparse.Namespace) -> int:
     try:
         outcome = play_recorded(entry.factory, made, options.out, **named).outcome
     except KeyboardInterrupt:
-        _say(f"Interrupted; {options.out} has the run up to the last batch.")
+        print(f"Interrupted; {options.out} has the run up to the last batch.")
         return 130
-    _say(f"{outcome.status} after {outcome.seconds:g} s, recorded in {options.out}. {outcome.reason}".rstrip())
+    print(f"{outcome.status} after {outcome.seconds:g} s, recorded in {options.out}. {outcome.reason}".rstrip())
     return 1 if outcome.status == "error" else 0
 
 
@@ -148,7 +148,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
     accepted = dict(pair.partition("=")[::2] for pair in options.accept)
     address = options.address or ADDRESS
-    made = fetch(options.source, options.out, made_by=MADE_BY, address=address, accepted=accepted, told=_say)
+    made = fetch(options.source, options.out, made_by=MADE_BY, address=address, accepted=accepted, told=print)
     _say_imported(options.source, made)
     return 0
 
@@ -158,14 +158,14 @@ def _say_imported(name: str, made: Imported) -> None:
 
     _say_rows(made.rows)
     if made.left_out:
-        _say(made.left_out)
-    _say(f"Licence: {SOURCES[name].licence}.\nTo cite: {SOURCES[name].cite}.")
+        print(made.left_out)
+    print(f"Licence: {SOURCES[name].licence}.\nTo cite: {SOURCES[name].cite}.")
 
 
 def _show(options: argparse.Namespace) -> int:
     from traces.summary import summarise
 
-    _say(_described(summarise(options.trace)))
+    print(_described(summarise(options.trace)))
     return 0
 
 
@@ -174,9 +174,9 @@ def _check(options: argparse.Namespace) -> int:
 
     _say_rows(check_trace(options.trace))
     if manifest(options.trace) is None:
-        _say("The trace is valid, but the recording was not finished: it ends with the last batch.")
+        print("The trace is valid, but the recording was not finished: it ends with the last batch.")
     else:
-        _say("The trace is valid.")
+        print("The trace is valid.")
     return 0
 
 
@@ -202,7 +202,7 @@ def _replayed(options: argparse.Namespace) -> int:
             return interrupted(options.out)
         results = load_results(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
-    _say(f"The page: {replayed.write(page, scenarios, results)}")
+    print(f"The page: {replayed.write(page, scenarios, results)}")
     return 0
 
 
@@ -223,8 +223,8 @@ def _convert(options: argparse.Namespace) -> int:
     if not options.csv:
         from traces.summary import summarise
 
-        _say(_described(summarise(options.out)))
-    _say(f"Written to {options.out}.")
+        print(_described(summarise(options.out)))
+    print(f"Written to {options.out}.")
     return 0
 
 
@@ -256,12 +256,8 @@ def _described(summary: TraceSummary) -> str:
 
 
 def _say_rows(rows: dict[str, int]) -> None:
-    _say("\n".join(f"{table:17}{_counted(count, 'row', 12)}" for table, count in rows.items()))
+    print("\n".join(f"{table:17}{_counted(count, 'row', 12)}" for table, count in rows.items()))
 
 
 def _counted(count: int, what: str, width: int = 0) -> str:
     return f"{count:>{width},} {what}{'' if count == 1 else 's'}"
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201 (what a command does)

@@ -114,10 +114,10 @@ def _train(usual: Mapping[str, object], options: argparse.Namespace) -> int:
         told = "nothing is kept."
         if kept.exists():
             told = f"{kept} keeps the training so far.\nThe same command with --resume goes on."
-        print(f"\nharness: interrupted; {told}", file=sys.stderr)  # noqa: T201
+        print(f"\nharness: interrupted; {told}", file=sys.stderr)
         return 130
-    print(told)  # noqa: T201 (what a command does)
-    print(f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.")  # noqa: T201
+    print(told)
+    print(f"The policy: {options.out}; play it as --tuners 'rlp[policy={options.out}]'.")
     return 0
 
 
@@ -129,7 +129,7 @@ def _train_broad(options: argparse.Namespace) -> str:
 
     def watch(over: InstancePlayed) -> None:
         if over.number % _LINE_INSTANCES == 0 or over.number == over.of:
-            print(f"{over.number}/{over.of}  {over.by}", flush=True)  # noqa: T201
+            print(f"{over.number}/{over.of}  {over.by}", flush=True)
 
     learn(plan, options.out, watch=watch)
     return f"{plan.instances} instances in every mode; rounds under the policy itself: {plan.rounds}."

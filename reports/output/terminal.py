@@ -25,8 +25,9 @@ _TABLES = 8  # scenarios, at the most, whose tables are printed; of more there a
 def show(results: Results, console: Console, table: pl.DataFrame | None = None) -> None:
     """Print the answer over all scenarios and over each family, then each scenario's answer and its table. `table` is the
     summary of `results`, where the caller has it already."""
-    from rich.markup import escape
     from rich.text import Text
+
+    from harness.lines import say
 
     table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
@@ -34,31 +35,32 @@ def show(results: Results, console: Console, table: pl.DataFrame | None = None) 
         for found in arenas.by_family(results, names):
             console.print(_text(arenas.answer(found)), soft_wrap=True)
             for sentence in arenas.sentences(found):
-                console.print(escape(sentence), style="dim", highlight=False)
+                say(console, sentence, style="dim", wraps=True)
             console.print()
     for name in names:
         rows = table.filter(pl.col("scenario") == name)
         said = _text(answer(rows))
         console.print(said if len(names) == 1 else Text.assemble(f"{name}: ", said), soft_wrap=True)
         for sentence in _causes(results, name):
-            console.print(escape(sentence), highlight=False, soft_wrap=True)
+            say(console, sentence)
         if (under := calibration_ranks.ranks(results, rows)) is not None:
             for sentence in calibration_ranks.sentences(under):
-                console.print(escape(sentence), highlight=False, soft_wrap=True)
+                say(console, sentence)
         if len(names) <= _TABLES:
             for one in render(rows, columns=max(50, console.width)):
                 console.print(one)
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:
-                console.print(f"{oracle} is the best of {seen['settings']} fixed settings.", highlight=False)
+                say(console, f"{oracle} is the best of {seen['settings']} fixed settings.", wraps=True)
     if len(names) > _TABLES:
-        console.print(f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages.")
+        where = f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages."
+        say(console, where, wraps=True)
         return
     idle = not_applicable(results)
     if idle and not names:
-        console.print(f"{NOTHING_TO_TUNE}; nothing was run.", highlight=False)
+        say(console, f"{NOTHING_TO_TUNE}; nothing was run.", wraps=True)
     for sentence in idle:
-        console.print(escape(sentence), highlight=False)
+        say(console, sentence, wraps=True)
 
 
 def _causes(results: Results, scenario: str) -> list[str]:

@@ -17,6 +17,7 @@ from harness.comparison.compare import compare
 from harness.comparison.plan import check_each_once
 from harness.comparison.results_folder import check_folder
 from harness.comparison.run_process import Done, Task, save
+from harness.lines import say
 from harness.live.deploy.deployment import Deployment, LiveOptions, check, cluster_for, play_on
 from harness.live.deploy.job_folder import LOG
 from harness.live.processes import launch
@@ -80,9 +81,9 @@ def contest(wanted: LiveContest, console: Console) -> None:
             there = joined() if tasks and offers is None else offers or ()
             if tasks:
                 length = jobs_and_time(len(tasks), load(wanted.scenario).budget.seconds)
-                console.print(f"{length}.", highlight=False, soft_wrap=True)
+                say(console, f"{length}.")
             for number, task in enumerate(tasks, start=1):
-                console.print(f"{task.tuner}, seed {task.seed}: run {number} of {len(tasks)}", highlight=False, markup=False)
+                say(console, f"{task.tuner}, seed {task.seed}: run {number} of {len(tasks)}")
                 yield task, _run(wanted, task, there, console)
 
         compare([wanted.scenario], wanted.tuners, out=wanted.out, seeds=wanted.seeds, resume=wanted.resume, work=work)
@@ -109,7 +110,7 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     except (RuntimeError, ValueError) as error:
         row = _saved(folder, unplayed("error", str(error), **job.run, **limits))
     after = "" if math.isnan(ended_seconds) else f" after {ended_seconds:.1f} s"
-    console.print(f"{row.status}{after}. {row.reason}".rstrip(), highlight=False, markup=False, soft_wrap=True)
+    say(console, f"{row.status}{after}. {row.reason}".rstrip())
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from harness.comparison.results import hold_one_job
 from harness.comparison.run_process import save
 from harness.drive import Played, play, replay
+from harness.lines import say
 from harness.live.deploy import job_folder
 from harness.live.deploy.beside_simulation import RunFigures, measured
 from harness.live.deploy.compiled_ahead import compiled_ahead
@@ -133,14 +134,14 @@ def _played(
         installed: dict[int, SyncPolicy] = {}
         factory = _resumed(wanted.entry.factory, spec.job, kept, installed) if kept else wanted.entry.factory
         for line in _not_applied(wanted):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        say = _Steps(console)
+            say(console, line)
+        step = _Steps(console)
         if ray is not None:
-            say("Joining Ray." if _address(wanted) else "Starting Ray.")
+            step("Joining Ray." if _address(wanted) else "Starting Ray.")
             if not _address(wanted):
                 ray.enter_context(compiled_ahead(spec))
         placement = launch.place_nodes(spec.job.nodes, joined(spec))
-        say(_beginning(spec, begun))
+        step(_beginning(spec, begun))
         emulates, rates = bool(wanted.live.emulate), _rates(wanted)
         with launch.launch(
             placement,
@@ -154,17 +155,17 @@ def _played(
             folder.begin()  # not before: there is room for the job
             log = job_folder.ExchangeLog(kept, wanted.out)
             keep = partial(_keep, wanted, spec, log)
-            with LiveSystem(spec, processes, begun, keep, installed, wanted.live.limits, say, emulates=emulates) as live:
+            with LiveSystem(spec, processes, begun, keep, installed, wanted.live.limits, step, emulates=emulates) as live:
                 if begun is not None:
-                    say(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
-                played = _drive(wanted, live, factory, kept, log, console, say)
-            say("Ending the job's processes.")
+                    step(f"Resuming after {begun.seconds:.1f} s: {setting_words(live.job_status().setting)}.")
+                played = _drive(wanted, live, factory, kept, log, console, step)
+            step("Ending the job's processes.")
         if ray is not None:
-            say("Ending Ray.")
+            step("Ending Ray.")
             ray.close()
         if isinstance(played, Interrupted):
             raise played
-        say("Writing the results.")
+        step("Writing the results.")
         log.close()
         scored = score(played, **wanted.run)
         save(wanted.out, scored, None, played.outcome.trace)
@@ -182,7 +183,7 @@ class _Steps:
     def __call__(self, what: str) -> None:
         now = time.monotonic()
         took, self._since_seconds = now - self._since_seconds, now
-        self._console.print(f"{what}  (+{took:.1f} s)", highlight=False, markup=False, soft_wrap=True)
+        say(self._console, f"{what}  (+{took:.1f} s)")
 
 
 def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
@@ -315,7 +316,7 @@ def _drive(
     kept: Iterable[Exchange],
     log: job_folder.ExchangeLog,
     console: Console,
-    say: Callable[[str], None],
+    step: Callable[[str], None],
 ) -> Played | Interrupted:
     history = History()
     title = f"{wanted.scenario.name}, tuned by {wanted.entry.name}"
@@ -335,13 +336,13 @@ def _drive(
             played = play(factory, live, watch=note, keeps=False)
         except KeyboardInterrupt:
             stopped = True
-    say("Saving a checkpoint.")
+    step("Saving a checkpoint.")
     saved = True
     try:
         live.checkpoint()
     except (RuntimeError, OSError) as error:
         saved = False
-        say(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
+        step(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start

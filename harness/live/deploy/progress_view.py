@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from harness.lines import say
 from harness.live.driver.view.status import JobStatus, NodeStatus, setting_words
 
 __all__ = ["drawn", "line", "watched"]
@@ -58,9 +58,9 @@ def _print_lines(console: Console, job_status: Callable[[], JobStatus], over: th
         last = over.wait(_LINE_SECONDS)
         seen = job_status()
         for seconds, what in seen.events[printed:]:
-            console.print(escape(f"{seconds:8.1f} s  {what}"), highlight=False, soft_wrap=True)
+            say(console, f"{seconds:8.1f} s  {what}")
         printed = len(seen.events)
-        console.print(escape(line(seen)), highlight=False, soft_wrap=True)
+        say(console, line(seen))
         if last:
             return
 

@@ -278,6 +278,13 @@ def test_a_command_summarises_the_runs_once_for_the_terminal_and_the_pages(store
     assert (stored / "report.html").read_bytes() == first
 
 
+def test_what_is_printed_of_a_folder_is_its_name(stored, tmp_path):
+    """Rich would read a word in brackets as markup, and one between colons as emoji."""
+    folder = stored.rename(tmp_path.parent / "mine [bold] :+1:")
+    conclude(folder, Console(file=(said := io.StringIO()), width=100))
+    assert f"The page: {folder / 'report.html'}\n" in said.getvalue()
+
+
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Cannot read results"):
         write(tmp_path)
