@@ -1,5 +1,5 @@
-"""When the model is written, where servers have no replicas: Young's interval (`tuners.joint.losses`), as both of its terms
-become known while the job runs.
+"""When the model is written, where servers have no replicas: Young's interval (`tuners.joint.machine_losses`), as both of
+its terms become known while the job runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuners.actions import Fork, Job, Reconfigure, Rejected, Run, Setting, Tuner
-from tuners.joint.losses import LossRecord
+from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.training import Steps, relayed
 
 __all__ = ["with_checkpoints"]
@@ -18,7 +18,7 @@ __all__ = ["with_checkpoints"]
 _NEAR = 1.25  # an interval so near to the best costs 3 % more, of a few per cent
 
 
-def with_checkpoints(job: Job, tuner: Tuner, losses: LossRecord) -> Tuner:
+def with_checkpoints(job: Job, tuner: Tuner, losses: MachineLosses) -> Tuner:
     """`tuner`, with the interval of checkpoints chosen beside it: it sees that of the start, whichever is in force."""
     start, knob = job.start.checkpoint_seconds, job.space.knob("checkpoint_seconds")
     if knob is None or not start:
@@ -57,7 +57,7 @@ def with_checkpoints(job: Job, tuner: Tuner, losses: LossRecord) -> Tuner:
 class _Choice:
     """The interval of each branch."""
 
-    def __init__(self, losses: LossRecord, nearest: Callable[[float], float]) -> None:
+    def __init__(self, losses: MachineLosses, nearest: Callable[[float], float]) -> None:
         self._losses, self._nearest = losses, nearest  # `nearest`: interval that the job offers
         self._barred = set[tuple[str, ...]]()  # servers with which no change is accepted: others are to come back first
 

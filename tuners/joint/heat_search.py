@@ -104,7 +104,7 @@ class HeatSearch:
         """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has
         undone half of what an earlier window, before machines were chosen or where all waited, had learned."""
         doubt = 3 * seen.doubt  # the untrained loss may have been told by two mini-batches
-        thrown_off = math.log(self._training.highest_loss / self._gauge.untrained) > max(math.log(_THROWN_OFF), doubt)
+        thrown_off = math.log(self._training.minibatches.highest / self._gauge.untrained) > max(math.log(_THROWN_OFF), doubt)
         worse = seen.level > max(_HURT, doubt)
         if self._training.diverged or self._is_undone(seen):
             return True
@@ -112,7 +112,7 @@ class HeatSearch:
 
     def _is_undone(self, seen: Glance) -> bool:
         """Whether half of what mini-batches had told to be learned is gone, and of what validations had told, if any."""
-        learned = -math.log(max(self._training.lowest_loss, 1e-9) / self._gauge.untrained)
+        learned = -math.log(max(self._training.minibatches.lowest, 1e-9) / self._gauge.untrained)
         validated = self._training.lowest_level - self._gauge.untrained_level
         half = seen.validated > 0.5 * validated or math.isinf(seen.validated)
         return learned > _HURT and seen.level - seen.noise > -0.5 * learned and half

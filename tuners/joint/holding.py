@@ -124,7 +124,7 @@ class Holding:
                 self.lost, self.ended = True, "nothing was learned"
                 if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
                     self.ruining = min(self.ruining, self._heat.of(self.held))
-            elif over_fitted(self._losses, self._course, self._training.training_loss):
+            elif over_fitted(self._losses, self._course, self._training.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
                 yield from self._step_back()

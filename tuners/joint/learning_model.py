@@ -10,16 +10,20 @@ noise is all that is left between the level and the goal.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from tuners.actions import Target
+import numpy as np
+
+from tuners.actions import Pushes, Target
 
 __all__ = [
     "HELPED_NATS",
     "Gauge",
+    "MinibatchLosses",
     "SecondsLeft",
     "falls",
     "has_lost_half",
@@ -46,6 +50,7 @@ _GAP = 2.0  # a validation loss so many times the training loss: the model has l
 _BLOWN_UP = 2.0  # times the loss of the untrained model: more counts in full, if accuracy does not tell more
 _FAR_UP = 6.0  # nats above that: 400 times as much loss is blown up, whatever the accuracy
 _TELLS = 0.25  # of the way from chance to all right: accuracy that tells that a model has learned
+_DRIFT_NATS = 0.05  # from the first to the second half of the newest levels: it drifts still
 _MANY = 8  # levels, of which the newest half tells the drift
 _DRIFT_WEIGHT = 0.2  # of the drift, beside the time so far, in how long a job is likely to last
 _LOST = 10  # levels without progress or drift after which a model is lost
@@ -143,6 +148,31 @@ class Gauge:
         return share * (1 - math.exp(-self.blank)) > 1 - self.target.value
 
 
+class MinibatchLosses:
+    """The training losses of the branch, as windows tell them. `workers`: the names of all nodes, where each worker's losses
+    are to be told apart; else ()."""
+
+    def __init__(self, workers: Sequence[str] = ()) -> None:
+        self._workers = workers
+        self.mean = math.inf  # of the last window
+        self.highest, self.lowest = 0.0, math.inf  # means of half a window, since the last return to a snapshot
+        # Of every worker, since loads were changed: its losses over the mean of their window.
+        self.relative = defaultdict[str, list[float]](list)
+
+    def see(self, pushes: Pushes) -> None:
+        """Take in a window that has losses."""
+        self.mean = float(np.mean(pushes.loss))
+        if self._workers and self.mean > 0:
+            for worker, loss in zip(pushes.worker, pushes.loss, strict=False):
+                self.relative[self._workers[int(worker)]].append(float(loss) / self.mean)
+        halves = [float(np.mean(half)) for half in np.array_split(pushes.loss, 2) if len(half)]
+        self.highest, self.lowest = max(self.highest, *halves), min(self.lowest, *halves)
+
+    def forget_extremes(self) -> None:
+        """The branch has returned to a snapshot."""
+        self.highest, self.lowest = 0.0, math.inf
+
+
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
     """Whether more training will not make the model better.
 
@@ -192,12 +222,11 @@ def stopped(
     levels: Sequence[float],
     goal: float,
     budget_seconds: float,
-    least: float = 0.05,
     share: float = 0.25,
 ) -> bool:
     """Whether the newest levels show no drift: those of the last `share` of the job's time, a dozen at least.
 
-    Their second half is then not lower than the first by `least` nats, and a drift that is smaller but no noise would not
+    Their second half is then not lower than the first by `_DRIFT_NATS`, and a drift that is smaller but no noise would not
     reach `goal` within the budget.
     """
     first = next(i for i, t in enumerate(times) if t > (1 - share) * times[-1])
@@ -205,7 +234,7 @@ def stopped(
     if len(newest) < 12 or not first:
         return False  # too few, or the heat was changed less than that time ago
     half = len(newest) // 2
-    if sum(newest[half:]) / (len(newest) - half) <= sum(newest[:half]) / half - least:
+    if sum(newest[half:]) / (len(newest) - half) <= sum(newest[:half]) / half - _DRIFT_NATS:
         return False
     left = seconds_left(times[first:], newest, goal, budget_seconds)
     return not falls(newest) or times[-1] + left.mean >= budget_seconds

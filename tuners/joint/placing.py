@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tuners.actions import Job, Setting
 from tuners.joint.candidates import Candidates, RoleSearch, lowest, options
@@ -44,6 +45,15 @@ _SAVES_WAITING = 1.5  # the same, seen
 _TELLING = 8  # losses of every worker that tell whether their data differ
 _CHOICES = 3  # of the system in a row
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
+
+
+class _Choice(NamedTuple):
+    """A system to change to."""
+
+    setting: Setting
+    why: str
+    before_worth: float  # progress of the setting before, as `Placing._worth` has it
+    stranded: bool  # the setting before uses a machine that is gone: there is no way back
 
 
 class Placing:
@@ -103,18 +113,41 @@ class Placing:
             return False
         if not (self.places_are_free or self.lacks_machines):
             return False
-        before, here, usual = training.setting, self._worth(training.setting), training.usual_push_seconds
-        best = self.best(self.most_workers)
+        before, usual = training.setting, training.usual_push_seconds
+        choice = self._weighed()
+        if choice is None:
+            return False
+        if not (yield from self._made(choice)):
+            # While the system makes up for a loss, no change is accepted: ask again after the next window.
+            training.cluster_changed = training.newest is not None and bool(training.newest.events)
+            return False
+        predicted = self._worth(choice.setting)
+        yield from self.measure()
+        seen = self._worth(training.setting)
+        if training.diverged or training.cluster_changed:
+            return False
+        if seen < choice.before_worth and not choice.stranded:
+            times = seen / choice.before_worth
+            why = f"taken back: {times:.2f} times the progress per {self._unit} of {self._words(before)}"
+            yield from training.change(before, why)
+            training.usual_push_seconds = usual
+            return False
+        return seen < _AS_PREDICTED * predicted
+
+    def _weighed(self) -> _Choice | None:
+        """The best system for the rest of the job; None where a change to it is not worth its cost and its risk."""
+        training, before = self._training, self._training.setting
+        here, best = self._worth(before), self.best(self.most_workers)
         # The mean of one batch bears the same rate, whoever computes how much of it.
         best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, before)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
-        lasts = min(left, training.losses.lifetime_seconds(_machines(best) - _machines(before)))
+        lasts = min(left, training.machine_losses.lifetime_seconds(_machines(best) - _machines(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
         stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
         if best == before or not ((worth and not self.stays) or stranded):
-            return False
+            return None
         why = (
             f"{self._words(before)} -> {self._words(best)}: {left / gain:.0f} s left instead of {left:.0f}, "
             f"{gain:.2f} times the progress per {self._unit}; the change costs {cost:.0f} s"
@@ -123,6 +156,11 @@ class Placing:
             why += f", and its machines may be lost again after {lasts:.0f} s"
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
+        return _Choice(best, why, here, stranded)
+
+    def _made(self, choice: _Choice) -> Steps[bool]:
+        """Change to what was chosen; whether the branch now runs under it."""
+        training, before, best = self._training, self._training.setting, choice.setting
         # Also given up is what more workers than may learn have made of the model.
         first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
         anew = self.heat is None and not training.has_learned and first
@@ -130,25 +168,9 @@ class Placing:
             self._even = yield from training.snapshot()
         if anew and training.first is not None and len(best.workers) < len(before.workers):
             # It loses nothing, and staleness may have spoilt it for good.
-            yield from training.begin_again(best, f"{why}; from the untrained model")
-            changed = training.setting == best
-        else:
-            changed = yield from training.change(best, why)
-        if not changed:
-            # While the system makes up for a loss, no change is accepted: ask again after the next window.
-            training.cluster_changed = training.newest is not None and bool(training.newest.events)
-            return False
-        predicted = self._worth(best)
-        yield from self.measure()
-        seen = self._worth(training.setting)
-        if training.diverged or training.cluster_changed:
-            return False
-        if seen < here and not stranded:
-            why = f"taken back: {seen / here:.2f} times the progress per {self._unit} of {self._words(before)}"
-            yield from training.change(before, why)
-            training.usual_push_seconds = usual
-            return False
-        return seen < _AS_PREDICTED * predicted
+            yield from training.begin_again(best, f"{choice.why}; from the untrained model")
+            return training.setting == best
+        return (yield from training.change(best, choice.why))
 
     @property
     def places_are_free(self) -> bool:
@@ -180,10 +202,10 @@ class Placing:
         """Give all workers equal loads for good, where their data differ: else those of slow workers would hardly count.
         Whether this was a change."""
         training, start = self._training, self._job.start
-        self.shares.are_even = self.shares.are_even or data_differ(training.relative_losses)
+        self.shares.are_even = self.shares.are_even or data_differ(training.minibatches.relative)
         if not (self.shares.are_even and self.shares.is_less_even(training.setting, start)):
-            if min(map(len, training.relative_losses.values()), default=0) >= _TELLING:
-                training.relative_losses.clear()
+            if min(map(len, training.minibatches.relative.values()), default=0) >= _TELLING:
+                training.minibatches.relative.clear()
                 yield from training.drop(self._even)
                 self._even = None
             return False
@@ -333,7 +355,7 @@ class Placing:
         if self.heat is None and not self._job.target.counts:
             # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (BATCH_GAIN - 1)
-        return gain / self._system.push_seconds(setting) * self._training.losses.productive(setting.servers)
+        return gain / self._system.push_seconds(setting) * self._training.machine_losses.productive(setting.servers)
 
     def _counting(self, setting: Setting) -> float:
         """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -16,6 +15,7 @@ from tuners.actions import (
     Action,
     Cost,
     Evaluate,
+    Evaluation,
     Fork,
     Free,
     Install,
@@ -30,8 +30,8 @@ from tuners.actions import (
     Tuner,
     Window,
 )
-from tuners.joint.learning_model import HELPED_NATS, Gauge
-from tuners.joint.losses import LossRecord
+from tuners.joint.learning_model import HELPED_NATS, Gauge, MinibatchLosses
+from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.system_model import SystemModel
 
 __all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
@@ -91,7 +91,6 @@ class Training:
         self._named = job.start
         self.seconds = 0.0  # since the job began
         self.level = self.loss = math.inf
-        self.accuracy = math.nan
         self.diverged = False
         self.available = frozenset(n.name for n in job.nodes)
         self.cluster_changed = False  # machines have come or gone, and nobody has asked for a placement since then
@@ -101,17 +100,13 @@ class Training:
         self.push_seconds = self._before = 0.0  # the same in the last window, and in the one before it
         self.newest: Window | None = None
         self.validated = list[float]()  # levels by the job's own validations in the last window
-        self.losses = LossRecord(job)
+        self.machine_losses = MachineLosses(job)
         self.first: Snapshot | None = None  # of the untrained model, where it was kept
         self._system = system
-        self.training_loss = math.inf  # mean of the last window
-        self.highest_loss = 0.0  # mean of half a window, since the last return to a snapshot
-        # The lowest of the same, and the lowest level of all validations.
-        self.lowest_loss = self.lowest_level = math.inf
+        self.minibatches = MinibatchLosses([n.name for n in job.nodes] if job.space.frees("load") else ())
+        self.lowest_level = math.inf  # of all validations, since the last return to a snapshot
         self._placed_seconds = 0.0  # when the system was last changed
         self._unfinished = set[str]()  # workers whose cycle had begun when local steps or loads were changed
-        # Of every worker, where loads are free, since they were changed: its losses over the mean of their window.
-        self.relative_losses = defaultdict[str, list[float]](list)
         self.pushes = 0  # of the branch, since the job began
         self.samples = 0  # of all windows: for jobs that count them and return to no snapshot
         self._wanted: dict[str, Any] = {}  # values that were refused and are asked for again
@@ -137,12 +132,15 @@ class Training:
             first = window.pushes.clock == window.pushes.clock.min()
             self.gauge.begin(float(np.mean(window.pushes.loss[first])), batches=int(np.sum(first)))
         if len(window.pushes.loss):
-            self.training_loss = float(np.mean(window.pushes.loss))
-            told = window.pushes.loss if self.job.space.frees("load") and self.training_loss > 0 else ()
-            for worker, loss in zip(window.pushes.worker, told, strict=False):
-                self.relative_losses[self.job.nodes[int(worker)].name].append(float(loss) / self.training_loss)
-            halves = [float(np.mean(h)) for h in np.array_split(window.pushes.loss, 2) if len(h)]
-            self.highest_loss, self.lowest_loss = max(self.highest_loss, *halves), min(self.lowest_loss, *halves)
+            self.minibatches.see(window.pushes)
+        self.newest = window
+        self._see_system(window)
+        self.machine_losses.see(window)
+        self._see_evaluations(window.evaluations)
+        return window
+
+    def _see_system(self, window: Window) -> None:
+        """Take in what a window tells of the machines, and of changes that the system has made by itself."""
         available = frozenset(n.name for n in window.nodes or self.job.nodes)
         # Pushes before the first event still tell what they take under the setting that was in force by then.
         changed = window.setting is not None and window.setting != self._named
@@ -157,20 +155,21 @@ class Training:
         if available != self.available:
             self._system.forget(available - self.available)
             self.available, self.cluster_changed = available, True
-        self.newest = window
-        self.losses.see(window)
-        for found in window.evaluations:
+
+    def _see_evaluations(self, evaluations: Sequence[Evaluation]) -> None:
+        """Take in the job's own validations in a window. The level is that of the newest half, where the last one is of the
+        model as it is now; else it is not known."""
+        for found in evaluations:
             self.gauge.see(found.loss, found.accuracy)
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
-        self.validated = [self.gauge.level(found.loss, found.accuracy) for found in window.evaluations]
+        self.validated = [self.gauge.level(found.loss, found.accuracy) for found in evaluations]
         self.lowest_level = min([self.lowest_level, *self.validated])
-        if window.evaluations and window.evaluations[-1].clocks == self.pushes:
-            newest = window.evaluations[len(window.evaluations) // 2 :]
+        if evaluations and evaluations[-1].clocks == self.pushes:
+            newest = evaluations[len(evaluations) // 2 :]
             self.loss = newest[-1].loss
             self.level = sum(self.gauge.level(e.loss, e.accuracy) for e in newest) / len(newest)
         else:
             self.level = math.inf if self.diverged else math.nan
-        return window
 
     def _finished(self, pushes: Pushes) -> list[int]:
         """The pushes of cycles that had begun when local steps or loads were changed: they have the numbers before."""
@@ -255,7 +254,7 @@ class Training:
         with suppress(Rejected):
             found = yield from Evaluate(self.branch)
             self.seconds = found.seconds
-            self.loss, self.accuracy = found.loss, found.accuracy
+            self.loss = found.loss
             self.gauge.see(found.loss, found.accuracy)
             self.level = self.gauge.level(found.loss, found.accuracy)
 
@@ -279,7 +278,7 @@ class Training:
     @property
     def has_learned(self) -> bool:
         """Whether the newest mini-batches, or a validation, were clearly better than those of a model that knows nothing."""
-        loss = self.training_loss
+        loss = self.minibatches.mean
         validated = self.level - self.gauge.untrained_level if math.isfinite(self.level) else math.inf
         return not 0 < loss < math.inf or self.gauge.has_learned(math.log(loss / self.gauge.untrained), validated)
 
@@ -308,18 +307,14 @@ class Training:
 
     def _change_in_steps(self, setting: Setting, why: str) -> Steps[bool]:
         """What learning depends on first: it takes effect at once, and training goes on while roles change."""
-        learning = self._learning_of(setting)
+        learning = _with(self.setting, setting, _LEARNING)
         if learning not in (self.setting, setting) and (yield from self._reconfigure(learning, why)):
             why = ""
         return (yield from self._reconfigure(setting, why))
 
     def placed(self, setting: Setting) -> Setting:
         """`setting` with the present roles, batch, threads and bits: what is not heat."""
-        return replace(self.setting, **{name: getattr(setting, name) for name in _HEAT})
-
-    def _learning_of(self, setting: Setting) -> Setting:
-        """The present placement with what learning depends on in `setting`."""
-        return replace(self.setting, **{name: getattr(setting, name) for name in _LEARNING})
+        return _with(self.setting, setting, _HEAT)
 
     def _reconfigure(self, setting: Setting, why: str) -> Steps[bool]:
         """Put the branch under `setting`; a policy that its knobs do not name is installed."""
@@ -344,7 +339,7 @@ class Training:
             if (setting.local_steps, setting.loads) != (self.setting.local_steps, self.setting.loads):
                 self._unfinished = set(setting.workers)
             if setting.loads != self.setting.loads:
-                self.relative_losses.clear()
+                self.minibatches.relative.clear()
             self.setting, self._named = setting, named
         else:  # a machine was lost meanwhile
             self.cluster_changed = True
@@ -384,15 +379,15 @@ class Training:
         yield from self._leave()
         self.branch, self.setting, self._named, self._wanted = kept.branch, kept.setting, kept.named, {}
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
-        self.diverged, self.highest_loss = False, 0.0
-        self.lowest_loss = self.lowest_level = math.inf
+        self.diverged, self.lowest_level = False, math.inf
+        self.minibatches.forget_extremes()
         again = yield from self.snapshot()
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
             yield from self.run(1)
             if again is None:
                 again = yield from self.snapshot()
-            yield from self.insist(self._learning_of(setting), why)
+            yield from self.insist(_with(self.setting, setting, _LEARNING), why)
         return again
 
     def begin_again(self, setting: Setting, why: str) -> Steps[bool]:
@@ -450,4 +445,9 @@ def _by_the_cheapest(job: Job, change: Reconfigure) -> Steps[Cost]:
 
 def _under(rule: Setting, setting: Setting) -> Setting:
     """`setting` with the policy of `rule`."""
-    return replace(setting, **{name: getattr(rule, name) for name in _RULE})
+    return _with(setting, rule, _RULE)
+
+
+def _with(setting: Setting, other: Setting, names: Sequence[str]) -> Setting:
+    """`setting` with the values `names` of `other`."""
+    return replace(setting, **{name: getattr(other, name) for name in names})

@@ -41,7 +41,7 @@ made only where it is expected to save more than it costs. In the order in which
    as good as before.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
-machines are lost again counts in 3 and in the interval (`tuners.joint.losses`).
+machines are lost again counts in 3 and in the interval (`tuners.joint.machine_losses`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
 while it makes up for a loss is asked for again. Every decision carries its numbers, as the reason of the action that it
@@ -130,7 +130,7 @@ def joint(
         yield from changed_cheaply(job, cruise(replace(job, start=start), batches=_BATCHES, warmup=1, least=2))
         return
     course = JointCourse(job, parts)
-    yield from with_checkpoints(job, course.play(), course.training.losses)
+    yield from with_checkpoints(job, course.play(), course.training.machine_losses)
 
 
 class JointCourse:
@@ -318,7 +318,7 @@ class JointCourse:
                 times.append(training.seconds)
                 levels.append(training.told_level)
                 at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
-                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.training_loss)
+                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.minibatches.mean)
                 left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
                 is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
             hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0

@@ -13,7 +13,7 @@ from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run,
 from tuners.joint import joint
 from tuners.joint.candidates import RoleSearch
 from tuners.joint.checkpoints import with_checkpoints
-from tuners.joint.losses import LossRecord
+from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel
@@ -261,7 +261,7 @@ def test_the_interval_of_checkpoints_becomes_youngs(start):
     """It was left as it was: 2.3 to 3.1 times as long as with a good one."""
     of = checkpointed(start)
     answers = Pausing(of, every=400.0)
-    answers.run(with_checkpoints(of, training(50, 80), LossRecord(of)))
+    answers.run(with_checkpoints(of, training(50, 80), MachineLosses(of)))
     assert answers.settings[0].checkpoint_seconds == pytest.approx(math.sqrt(2 * 5.0 * 400.0), rel=0.3)
     assert len(answers.changes()) <= 8
 
@@ -269,7 +269,7 @@ def test_the_interval_of_checkpoints_becomes_youngs(start):
 def test_no_interval_is_asked_for_again_while_the_same_servers_are_away():
     of = checkpointed(5_000.0)
     answers = Pausing(of, refuse=lambda action: isinstance(action, Reconfigure))
-    answers.run(with_checkpoints(of, training(50, 20), LossRecord(of)))
+    answers.run(with_checkpoints(of, training(50, 20), MachineLosses(of)))
     assert len(answers.changes()) == 1
 
 
@@ -279,7 +279,7 @@ def test_losses_of_workers_and_losses_at_one_moment_cost_one_return_or_none():
     made = window(of, np.ones(100), np.arange(1.0, 101))
 
     def mean_seconds(names):
-        losses = LossRecord(of)
+        losses = MachineLosses(of)
         for _ in range(2):
             losses.see(replace(made, events=tuple(NodeEvent(50.0, n, "failed") for n in names)))
         return losses.mean_seconds(servers)
@@ -299,8 +299,8 @@ def lossy(server, every, seconds=1000):
         Cost(seconds=20.0, stall_seconds=20.0, steps=("lose 3 clocks", "detect", "restore")),
     )
     made = window(of, np.ones(seconds), np.arange(1.0, seconds + 1))
-    begun.training.losses.see(replace(made, events=events, changes=changes))
-    return begun.training.losses
+    begun.training.machine_losses.see(replace(made, events=events, changes=changes))
+    return begun.training.machine_losses
 
 
 def test_servers_that_are_lost_often_leave_less_time_to_train():
@@ -321,7 +321,7 @@ def test_machines_that_are_soon_lost_again_are_not_worth_a_change():
     lost = plain.start.workers[-1]
     now = begun.training.seconds
     soon = [NodeEvent(now * share, lost, "failed") for share in np.linspace(0.1, 0.9, 9)]
-    begun.training.losses.see(replace(begun.training.newest, events=tuple(soon)))
+    begun.training.machine_losses.see(replace(begun.training.newest, events=tuple(soon)))
     begun.training.change_seconds = now / 5
     begun.training.cluster_changed = True
     answers.run(begun.placing.place_anew())
@@ -340,7 +340,7 @@ def test_a_change_of_another_knob_carries_the_interval_that_is_in_force():
         yield from training(50, 2)
 
     answers.refuse = lambda action: isinstance(action, Reconfigure) and action.setting.batch_size < 0
-    answers.run(with_checkpoints(of, changing(), LossRecord(of)))
+    answers.run(with_checkpoints(of, changing(), MachineLosses(of)))
     assert answers.settings[0].learning_rate == 0.5
     assert answers.settings[0].checkpoint_seconds < 100
 

@@ -15,14 +15,14 @@ from collections.abc import Iterable
 
 from tuners.actions import Job, Window
 
-__all__ = ["LossRecord"]
+__all__ = ["MachineLosses"]
 
 _STORED_BYTES_PER_SECOND = 20e6  # of a slow store: what TensorFlowOnline's published checkpoints were fitted to
 _BEFORE = 0.5  # losses that are counted before any was seen
 _LEAST_PRODUCTIVE = 0.05  # share of the time: somehow the job goes on
 
 
-class LossRecord:
+class MachineLosses:
     """What is known of the losses of machines, and of the pause that a checkpoint takes, until one was seen that of a slow
     store. A window may be taken in twice."""
 
