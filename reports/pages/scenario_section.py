@@ -54,8 +54,8 @@ class ScenarioFigures:
         return [drawing for drawing in made if drawing is not None]
 
 
-def scenario_figures(rows: pl.DataFrame, results: Results, text: str, prefix: str = "") -> ScenarioFigures:
-    """The figures of one scenario from its rows of `summary.summary`; names of figures begin with `prefix`."""
+def scenario_figures(rows: pl.DataFrame, results: Results, text: str) -> ScenarioFigures:
+    """The figures of one scenario from its rows of `summary.summary`."""
     here = pl.col("scenario") == rows["scenario"][0]
     scores, evaluations, settings = (f.filter(here) for f in (results.scores, results.evaluations, results.settings))
     distinct = rows.filter(pl.col("role") != "same")
@@ -65,18 +65,18 @@ def scenario_figures(rows: pl.DataFrame, results: Results, text: str, prefix: st
     drawn = {}
     for tuner in tuners:
         mine = pl.col("tuner") == tuner
-        name = f"{prefix}settings-{quote(tuner, safe='')}".replace("%", "_")
+        name = f"settings-{quote(tuner, safe='')}".replace("%", "_")
         if (drawing := settings_over_time(settings.filter(mine), scores.filter(mine), name, results.unit)) is not None:
             drawn[tuner] = drawing
     return ScenarioFigures(
-        split=time_split(rows, scores, f"{prefix}time-split"),
-        front=pareto(rows, f"{prefix}time-against-overhead", results.unit),
+        split=time_split(rows, scores, "time-split"),
+        front=pareto(rows, "time-against-overhead", results.unit),
         metric=metric,
-        progress=progress(evaluations, settings, scores, rows, metric, f"{prefix}progress-{metric}", target, results.unit),
-        curves=learning_curves(evaluations, tuners, metric, f"{prefix}each-{metric}", target, results.unit),
+        progress=progress(evaluations, settings, scores, rows, metric, f"progress-{metric}", target, results.unit),
+        curves=learning_curves(evaluations, tuners, metric, f"each-{metric}", target, results.unit),
         other_metric=other,
-        other_progress=progress(evaluations, settings, scores, rows, other, f"{prefix}progress-{other}", None, results.unit),
-        times=completion_times(distinct, scores, f"{prefix}completion-times", results.unit),
+        other_progress=progress(evaluations, settings, scores, rows, other, f"progress-{other}", None, results.unit),
+        times=completion_times(distinct, scores, "completion-times", results.unit),
         settings=drawn,
     )
 

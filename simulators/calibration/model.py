@@ -35,7 +35,6 @@ __all__ = [
     "cluster",
     "comparable",
     "demand",
-    "node_type",
     "over_seeds",
     "plant",
     "pushes_of",
@@ -309,11 +308,6 @@ class Constants:
         return 2 * self.message_seconds * row.servers + 2 * self.latency_seconds
 
 
-def node_type(constants: Constants, name: str = "calibrated", speed: float = 1.0, nic: float = 1.0) -> NodeType:
-    """The machine of the constants, with `speed` times the speed of its cores and `nic` times the rate of its NIC."""
-    return _node_type(name, _machine(constants), speed, nic)
-
-
 class _Machine(NamedTuple):
     """What machines of all speeds and links have in common."""
 
@@ -327,9 +321,10 @@ def _machine(constants: Constants) -> _Machine:
     return _Machine(*(getattr(constants, name) for name in _Machine._fields))
 
 
-def _node_type(name: str, machine: _Machine, speed: float, nic: float) -> NodeType:
+def _node_type(machine: _Machine, speed: float, nic: float) -> NodeType:
+    """The machine with `speed` times the speed of its cores and `nic` times the rate of its NIC."""
     return NodeType(
-        name=name,
+        name="calibrated",
         cores=machine.cores,
         memory_bytes=1e12,
         nic_bytes_per_second=nic * machine.nic_bytes_per_second,
@@ -372,7 +367,7 @@ def _cluster(
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))
-    kinds = {(s, n): _node_type("calibrated", machine, s, n) for s, n in dict.fromkeys(each)}
+    kinds = {(s, n): _node_type(machine, s, n) for s, n in dict.fromkeys(each)}
     nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
     return Cluster(nodes, *network)
 

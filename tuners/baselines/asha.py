@@ -17,8 +17,8 @@ import optuna
 from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
-from tuners.search.branches import TrainedBranch, drop, fork_from
-from tuners.search.epochs import Course, check_plateau, train_on
+from tuners.search.branches import TrainedBranch, fork_from
+from tuners.search.epochs import Course, check_plateau, keep_better, train_on
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
 __all__ = ["asha"]
@@ -62,11 +62,7 @@ def asha(
         course = yield from train_on(job, Course(forked), plateau_epochs=plateau_epochs, enough=_Behind(trial))
         parent = parent._replace(nodes=course.trained.nodes)
         _tell(study, trial, course)
-        worse = course
-        if not course.lost and (best is None or course.peak > best.peak):
-            best, worse = course, best or course
-        if worse is not best:
-            yield from drop(worse.trained.branch)
+        best = yield from keep_better(best, course)
 
 
 def _study(job: Job, pruner: str) -> optuna.Study:

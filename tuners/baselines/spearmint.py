@@ -13,7 +13,7 @@ from tuners.actions import Job, Tuner
 from tuners.applicability import nothing_to_tune_if
 from tuners.factory_options import Count
 from tuners.search.branches import TrainedBranch, drop, fork_from
-from tuners.search.epochs import Course, check_plateau, score, train_on
+from tuners.search.epochs import Course, check_plateau, keep_better, score, train_on
 from tuners.search.searchers import searcher
 from tuners.search.tunables import Convention, Which, no_tunable_is_free, tunables
 
@@ -57,10 +57,6 @@ def spearmint(
         course = yield from train_on(job, Course(trial), plateau_epochs=plateau_epochs)
         parent = parent._replace(nodes=course.trained.nodes)
         search.tell(values, score(job, course.peak))
-        worse = course
-        if not course.lost and (best is None or course.peak > best.peak):
-            best, worse = course, best or course
-        if worse is not best:
-            yield from drop(worse.trained.branch)
+        best = yield from keep_better(best, course)
     if best is not None:
         yield from drop(0)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from tuners.actions import Action, Evaluate, Evaluation, Job, Rejected, Run, Setting
-from tuners.search.branches import TrainedBranch, train
+from tuners.search.branches import TrainedBranch, drop, train
 
 __all__ = [
     "Course",
     "Epoch",
     "check_plateau",
     "epoch_clocks",
+    "keep_better",
     "plateaued",
     "quality",
     "score",
@@ -104,6 +105,15 @@ def train_on(
         if enough(course):
             break
     return course
+
+
+def keep_better(best: Course | None, course: Course) -> Generator[Action[Any], Any, Course | None]:
+    """The one of the two with the higher peak, the earlier of equals; the other is freed. A lost `course` is never kept."""
+    if not course.lost and (best is None or course.peak > best.peak):
+        best, course = course, best or course
+    if course is not best:
+        yield from drop(course.trained.branch)
+    return best
 
 
 def validate(job: Job, branch: int) -> Generator[Action[Any], Any, float]:

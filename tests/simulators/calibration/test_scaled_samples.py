@@ -11,7 +11,7 @@ import pytest
 from simulators.calibration.closed_form import spans
 from simulators.calibration.determined import scaled_samples
 from simulators.calibration.fit import NO_FREEDOM, fit
-from simulators.calibration.model import Constants, Row, WorkerTime, node_type, plant, with_speeds
+from simulators.calibration.model import Constants, Row, WorkerTime, cluster, plant, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording
 from simulators.cluster.profiles import node_seconds
@@ -81,7 +81,8 @@ def test_a_slow_machine_is_predicted_for_another_mini_batch():
     found = fitted(rows)
     speed = with_speeds(rows, found.common_seconds, found.constants.saturation_samples)[-1].speeds[2]
     assert speed == pytest.approx(0.5, rel=0.02)
-    made, job = node_type(found.constants, speed=speed), found.constants
+    job, slow = found.constants, Row("r", "job", workers=1, servers=1, cycle_seconds=1.0, speeds=(speed,))
+    made = dict(cluster(job, slow).nodes)["n0"]
     demand = Demand(1e5, job.sample_seconds, fixed_seconds=job.fixed_seconds)
     for size in (8, 128):
         told = node_seconds(made, demand, (size,))[0]
