@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,11 @@ from harness.cli.parsing import number, out_file, out_folder, some_path, whole
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
-    from simulators.calibration.fit import Constants, Row
-    from simulators.calibration.links import Sharing
-    from simulators.calibration.output import Provenance
-    from simulators.calibration.recordings import Recording
+    from harness.calibrating import GivenConstants, ReadRecording
     from simulators.calibration.selection import Selection
     from simulators.calibration.validation import Check
 
-__all__ = ["add_calibrate", "add_fidelity", "initial_constants", "links_left_open", "read"]
+__all__ = ["add_calibrate", "add_fidelity"]
 
 _ABOUT = """\
 Fit the simulator's constants of machines and workloads to a recording, from the times of single
@@ -134,7 +131,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from harness import program_cache
+    from harness import calibrating, program_cache
     from harness.cli.display import stages
     from simulators.calibration.fit import NO_FREEDOM, fit_all
     from simulators.calibration.output import to_toml
@@ -143,11 +140,12 @@ def _calibrate(options: argparse.Namespace) -> int:
     if (options.trace is None) == (options.source is None):
         raise ValueError("Cannot calibrate: name a trace's folder, or a recording with --from SOURCE PATH.")
     check_new(options.out)
-    path, wanted = options.trace or (None, None)
-    recording, origin = _recorded(path, options.source, wanted, options)
+    said = _given(options)
+    read = calibrating.read_trace(*options.trace) if options.trace else _from_source(options.source)
+    recording, origin = said.with_snapshots(read)
     program_cache.use()
     with stages("calibrating") as watch:
-        fits = fit_all(recording.rows, initial_constants(recording, options), watch=watch, links=links_left_open(options))
+        fits = fit_all(recording.rows, said.constants(recording), watch=watch, links=said.links_left_open)
     text = to_toml(fits, recording, origin)
     write_bytes(options.out, text.encode())
     for name, fit in fits.items():
@@ -173,47 +171,49 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
-    from harness import program_cache
+    from harness import calibrating, program_cache
     from harness.cli.display import stages
     from reports.fidelity import fidelity_page, fidelity_table
-    from simulators.calibration.selection import EVERYTHING
-    from simulators.calibration.validation import Ablation, ablated, as_chosen, check, lacking
     from traces.store import check_new
 
-    whole = bool(options.traces or options.sources)
     if bool(options.fit) != bool(options.predict):
         raise ValueError("Cannot check: --fit and --predict need each other.")
-    if not whole and not options.fit:
+    if not (options.traces or options.sources or options.fit):
         raise ValueError("Cannot check: name traces, or recordings with --from SOURCE PATH.")
     for written in fidelity_page.files(options.out):
         check_new(written)
     findings = _text(options.findings) if options.findings else ""
+    said = _given(options)
+
+    def traces(named: Iterable[tuple[Path, Selection]]) -> list[ReadRecording]:
+        return [said.with_snapshots(calibrating.read_trace(*selected)) for selected in named]
+
+    recordings = traces(options.traces) + [said.with_snapshots(_from_source(source)) for source in options.sources]
+    fitted, others = traces(options.fit), traces(options.predict)
     program_cache.use()
-    named = [(*selected, None) for selected in options.traces] + [(None, EVERYTHING, s) for s in options.sources]
     checks: list[Check] = []
-    for path, wanted, source in named:
-        recording, origin = _recorded(path, source, wanted, options)
-        with stages(f"recording {len(checks) + 1} of {len(named)}") as watch:
-            given = initial_constants(recording, options)
-            made = check(recording, given, origin, options.folds, watch, links_left_open(options))
-            less = lacking(as_chosen(given, made.fits), recording.rows) if options.ablate else {}
-            without = tuple(Ablation(p, ablated(recording, lack, options.folds, watch)) for p, lack in less.items())
-            checks.append(replace(made, ablations=without))
-    checks += _of_others(options) if options.fit else []
+    for count, recording in enumerate(recordings, 1):
+        with stages(f"recording {count} of {len(recordings)}") as watch:
+            checks.append(calibrating.check_recording(recording, said, options.folds, watch, ablate=options.ablate))
+    if fitted:
+        with stages("fitting") as watch:
+            checks += calibrating.check_others(fitted, others, said, watch, ablate=options.ablate)
     print(fidelity_table.text(checks))
     print(f"The page: {fidelity_page.write(options.out, checks, findings)}")
     return 0
 
 
-def _recorded(
-    trace: Path | None, source: list[str] | None, wanted: Selection | None, options: argparse.Namespace
-) -> tuple[Recording, Provenance]:
-    """A recording and its origin, with snapshots of the servers as the options say."""
-    from simulators.calibration.recordings import with_snapshots
+def _given(options: argparse.Namespace) -> GivenConstants:
+    from harness.calibrating import GivenConstants
 
-    recording, origin = read(trace, source, wanted)
-    clocks = options.snapshot_clocks
-    return (recording if clocks is None else with_snapshots(recording, clocks)), origin
+    return GivenConstants(**{f.name: getattr(options, f.name) for f in fields(GivenConstants)})
+
+
+def _from_source(source: Sequence[str]) -> ReadRecording:
+    from harness.calibrating import read_source
+
+    name, path = source
+    return read_source(name, Path(path))
 
 
 def _text(file: Path) -> str:
@@ -225,35 +225,6 @@ def _text(file: Path) -> str:
         raise ValueError(f"Cannot read --findings {file}: {reason}.") from None
 
 
-def _of_others(options: argparse.Namespace) -> list[Check]:
-    """Fit to the recordings of --fit together, and predict each recording of --predict."""
-    from harness.cli.display import stages
-    from simulators.calibration.fit import fit_all
-    from simulators.calibration.recordings import joined
-    from simulators.calibration.validation import Ablation, as_chosen, check_other, lacking
-
-    fitted = [_recorded(path, None, wanted, options) for path, wanted in options.fit]
-    others = [_recorded(path, None, wanted, options) for path, wanted in options.predict]
-    # A trace is named by its digest in a joined recording, so that a row that is also to be predicted can be found.
-    known = joined([(origin.digest[:12], recording) for recording, origin in fitted])
-    origins = list(dict.fromkeys(origin.of for _, origin in fitted))
-    named = [(joined([(origin.digest[:12], recording)]), origin) for recording, origin in others]
-    given = initial_constants(known, options)
-    with stages("fitting") as watch:
-        fits = fit_all(known.rows, given, watch=watch, links=links_left_open(options))
-        network = fit_all(known.rows, as_chosen(given, fits), engine=False)
-        found = [check_other(fits, known, other, origin, "; ".join(origins), network=network) for other, origin in named]
-        rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
-        for part, lack in (lacking(as_chosen(given, fits), rows) if options.ablate else {}).items():
-            watch(f"without {part}")
-            less = fit_all(known.rows, lack.given, without=lack.without)
-            told = [
-                Ablation(part, check_other(less, known, other, origin, whole=False).predictions) for other, origin in named
-            ]
-            found = [replace(made, ablations=(*made.ablations, one)) for made, one in zip(found, told, strict=True)]
-    return found
-
-
 def _selected(text: str) -> tuple[Path, Selection]:
     """An argument that names a trace, or some of its runs and settings."""
     from simulators.calibration.selection import parse
@@ -263,98 +234,3 @@ def _selected(text: str) -> tuple[Path, Selection]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return trace_folder(name), wanted
-
-
-def read(trace: Path | None, source: list[str] | None, wanted: Selection | None = None) -> tuple[Recording, Provenance]:
-    """Read a trace, or import a public recording in memory, for calibration; and its origin. Only what is `wanted` of it.
-
-    Raises ValueError where nothing of it is wanted.
-    """
-    from harness.record import MADE_BY
-    from simulators.calibration.output import Provenance, digest
-    from simulators.calibration.recordings import read_tables
-    from simulators.calibration.selection import EVERYTHING
-    from traces import importers
-    from traces.parts import origin, scan
-    from traces.schema import TRACE
-
-    if trace is not None:
-        said = origin(trace)
-        tables = {name: scan(trace, name).collect() for name in TRACE}
-        hashed = digest(list(trace.rglob("*.parquet")), trace)
-        selected = wanted or EVERYTHING
-        recording = read_tables(tables, said.source, selected)
-        if selected != EVERYTHING and not recording.rows:
-            every = read_tables(tables, said.source).rows
-            raise ValueError(f"Cannot select {trace.name}{selected}: none of its {len(every)} settings is so. {_has(every)}")
-        if recording.caveats and not recording.rows:
-            raise ValueError(f"Cannot calibrate to {trace.name}: no row is left. {'. '.join(recording.caveats)}.")
-        command = f"harness calibrate 'TRACE{selected}'" if selected != EVERYTHING else "harness calibrate TRACE"
-        return recording, Provenance(said.source, said.of, said.licence, hashed, command, MADE_BY)
-    name, path = (source or ["", ""])[0], Path((source or ["", ""])[1])
-    known = importers.SOURCES.get(name)
-    if known is None:
-        raise ValueError(f"No importer is called {name!r}: there are {', '.join(importers.SOURCES)}.")
-    made = importers.read(known, path)
-    hashed = digest(made.inputs, path)
-    command = f"harness calibrate --from {name} PATH"
-    return read_tables(made.tables, name, wanted or EVERYTHING), Provenance(
-        name, known.of, known.licence, hashed, command, MADE_BY
-    )
-
-
-def _has(rows: Sequence[Row]) -> str:
-    """What can be selected of recorded rows, in the words of a selection."""
-    words = {name: sorted({getattr(r, name) for r in rows}) for name in ("workload", "policy")}
-    numbers = {name: {getattr(r, name) for r in rows} for name in ("workers", "servers", "batch_size")}
-    said = [f"{name} {' or '.join(values)}" for name, values in words.items()]
-    said += [f"{name} {min(values)}..{max(values)}" for name, values in numbers.items() if values]
-    return f"It has {', '.join(said)}." if rows else ""
-
-
-def initial_constants(recording: Recording, options: argparse.Namespace) -> dict[str, Constants]:
-    """Initial constants by workload, from the command line and from a workload or scenario of the same name."""
-    from simulators.calibration.links import UNEVEN_BYTES
-    from simulators.calibration.model import Constants
-
-    made = {}
-    for name in dict.fromkeys(row.workload for row in recording.rows):
-        threads = max((r.intra_threads + r.inter_threads for r in recording.rows if r.workload == name), default=0)
-        base = Constants(
-            cores=options.cores or max(threads, 1),
-            model_bytes=options.model_bytes or _model_bytes(name),
-            nic_bytes_per_second=options.nic or recording.nic_bytes_per_second or Constants().nic_bytes_per_second,
-            jitter=options.jitter,
-            discipline=options.discipline or Constants().discipline,
-            control_queue=options.control_queue or 0.0,
-            independent_flows=bool(options.independent_flows),
-            uneven_bytes=UNEVEN_BYTES if options.discipline == "uneven" else 0.0,
-        )
-        noise = recording.noise
-        made[name] = base if noise is None else replace(base, jitter=noise.jitter, sleeps=noise.sleeps)
-    return made
-
-
-def links_left_open(options: argparse.Namespace) -> tuple[Sharing, ...]:
-    """The forms of sharing links that the options leave open."""
-    from simulators.calibration.links import FORMS, Sharing
-
-    left = [
-        Sharing(
-            options.discipline or form.discipline,
-            form.control_queue if options.control_queue is None else options.control_queue,
-            form.independent_flows if options.independent_flows is None else options.independent_flows,
-        )
-        for form in FORMS
-    ]
-    return tuple(dict.fromkeys(left))
-
-
-def _model_bytes(name: str) -> float:
-    """The nominal size of the model, if the harness has a workload or scenario of that name; else 0."""
-    import harness.scenario as scenario
-    from simulators.workloads.catalogue import workload, workloads
-
-    if name in workloads():
-        return workload(name).demand.model_bytes
-    return scenario.job(scenario.load(name)).model_bytes if name in scenario.embedded() else 0.0

@@ -424,10 +424,10 @@ def test_the_command_replaces_no_page(tmp_path, capsys, name):
 
 @pytest.mark.skipif(not FOLDER, reason="HARNESS_RECORDINGS does not say where recordings are")
 def test_switches_and_steps_of_sync_switch_are_within_reach(tmp_path):
-    from harness.cli.calibrate import read
+    from harness.calibrating import read_source
     from simulators.calibration.fit import fit_all, predicted
 
-    recording, _ = read(None, ["sync-switch", str(Path(FOLDER) / "sync-switch")])
+    recording, _ = read_source("sync-switch", Path(FOLDER) / "sync-switch")
     rows = recording.rows
     fitted = fit_all(rows[::2], dict.fromkeys({r.workload for r in rows}, Constants(cores=1)), resamples=0)
     off = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
 import pytest
 
-from harness.cli.calibrate import initial_constants, links_left_open
+from harness.calibrating import GivenConstants
 from simulators.calibration import closed_form, model
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import fit_all
@@ -26,8 +25,6 @@ TRUE = Constants(
 )
 GIVEN = {"toy": Constants(cores=1, nic_bytes_per_second=1e6)}
 GRID = [(policy, workers, servers) for policy in ("bsp", "asp") for workers in (2, 5) for servers in (1, 2)]
-OPEN = {"cores": 1, "model_bytes": 0.0, "nic": None, "jitter": 0.1, "discipline": None, "control_queue": None}
-OPEN |= {"independent_flows": None}
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +136,10 @@ def both(*forms):
     ],
 )
 def test_what_the_user_says_is_not_chosen(said, left):
-    options = argparse.Namespace(**OPEN | said)
-    assert links_left_open(options) == left
+    options = GivenConstants(**said)
+    assert options.links_left_open == left
     recording = Recording(tuple(recorded(FORMS[0])), None, (), (), (), ())
-    given = initial_constants(recording, options)["toy"]
+    given = options.constants(recording)["toy"]
     assert (given.discipline, given.control_queue) == left[0][:2]
     assert given.independent_flows == bool(options.independent_flows)
 
