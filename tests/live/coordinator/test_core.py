@@ -110,7 +110,7 @@ def test_live_training_equals_simulated_training(policy, optimizer, aggregation)
     setting = replace(spec.job.start, policy=policy, momentum=0.9, learning_rate=rate)
     simulated = system(spec.scenario, 3, setting)
     seen = simulated.perform(Run(clocks=60))
-    expected, _ = ravel_pytree(simulated._branches[0].state.learned.parameters)
+    expected, _ = ravel_pytree(simulated.branches[0].state.learned.parameters)
     job = {"optimizer": optimizer, "aggregation": aggregation, "shards": spec.live_job.shards, "nodes": spec.live_job.nodes}
     live = Memory(
         random.Random(0), setting, compute=spec.compute, size=spec.layout.size, blocks=64, parameters=spec.parameters, **job

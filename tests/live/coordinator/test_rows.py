@@ -193,7 +193,7 @@ def test_hot_keys_live_equals_hot_keys_simulated(workers):
     spec, setting = hot_keys(workers)
     simulated = system(spec.scenario, 3, setting)
     seen = simulated.perform(Run(clocks=20))
-    expected = simulated._branches[0].state.learned.parameters
+    expected = simulated.branches[0].state.learned.parameters
     live = Wire(
         random.Random(0),
         setting,
