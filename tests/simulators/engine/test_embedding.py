@@ -34,10 +34,10 @@ def workload(**changed):
     return Workload(**(facts | changed))
 
 
-def made(setting=START, job=None, knobs=FREE, cluster=None, jitter=0.2, seed=3, **rules):
+def made(setting=START, job=None, knobs=FREE, cluster=None, jitter=0.2, seed=3, nodes=(), **rules):
     rules = {"costs": Costs(model_blocks=BLOCKS)} | rules
     machines = cluster or Cluster(tuple((n, machine()) for n in NAMES))
-    return system(machines, job or workload(), setting, Conditions(jitter=jitter), seed, knobs=knobs, **rules)
+    return system(machines, job or workload(), setting, Conditions(jitter=jitter, nodes=nodes), seed, knobs=knobs, **rules)
 
 
 def minibatches(seed, workers=3):

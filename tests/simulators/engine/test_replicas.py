@@ -9,11 +9,10 @@ import pytest
 
 from simulators.branch_costs import copy_bytes
 from simulators.cluster.cluster import Cluster
-from simulators.cluster.conditions import Conditions, NodeChange
+from simulators.cluster.conditions import NodeChange
 from simulators.engine.embedding import hottest_blocks
-from simulators.jobs import JobSpec, check_memory, drawn
+from simulators.jobs import check_memory, drawn
 from simulators.reconfiguration.shares import copies_of_blocks
-from simulators.system import SimulatedSystem
 from tests.simulators.engine.test_embedding import BLOCKS, DEMAND, PROXY, ROW_BYTES, ROWS, START, distinct, made, workload
 from tests.simulators.reconfiguration.test_block_moves import assert_all_pushes_are_in_the_model, ones
 from tests.support.small_jobs import NAMES, assert_same_bytes, branch, machine, together
@@ -216,22 +215,8 @@ def test_a_fork_copies_at_the_server_that_holds_most():
 
 def test_survivors_hold_as_many_copies_as_there_are_servers():
     start = replace(START, workers=NAMES[:2], servers=("c", "d", "e"), replicas=3, hot_blocks=4)
-    conditions = Conditions(jitter=0.0, nodes=(NodeChange(nodes=("d",), seconds=5.0, event="fails"),))
-    context = job(start)._context
-    spec = JobSpec(
-        name="lost",
-        cluster=context.cluster,
-        workload=workload(),
-        start=start,
-        knobs=FREE,
-        target=context.job.target,
-        budget_seconds=1e12,
-        evaluate_clocks=10,
-        conditions=conditions,
-        costs=job()._costs,
-        seed=3,
-    )
-    window = SimulatedSystem(spec).perform(Run(seconds=60.0))
+    lost = NodeChange(nodes=("d",), seconds=5.0, event="fails")
+    window = job(start, jitter=0.0, nodes=(lost,)).perform(Run(seconds=60.0))
     assert (window.setting.servers, window.setting.replicas) == (("c", "e"), 2)
     assert window.status == "running"
 

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simulators.cluster.conditions import Conditions, NodeChange
-from simulators.jobs import JobSpec, drawn
+from simulators.cluster.conditions import NodeChange
+from simulators.jobs import drawn
 from simulators.reconfiguration.shares import moves_of_blocks, survivors
-from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Embedding, Proxy
 from tests.simulators.engine.test_embedding import BLOCKS, DEMAND, PROXY, ROW_BYTES, ROWS, START, made, minibatches, workload
 from tests.support.small_jobs import NAMES, assert_same_bytes, branch, together
@@ -140,30 +139,11 @@ def test_survivors_inherit_the_blocks_of_a_server_that_fails():
     placed = replace(START, servers=("c", "d", "e"), workers=NAMES[:2], block_owners=("c", "d", "e", "e", "e", "d", "c"))
     left = survivors(placed, frozenset(NAMES) - {"d"}, NAMES)
     assert left.block_owners == ("c", "c", "e", "e", "e", "c", "c")
-    conditions = Conditions(jitter=0.0, nodes=(NodeChange(nodes=("d",), seconds=5.0, event="fails"),))
-    spec = job()
-    simulated = SimulatedSystem(_with(spec, conditions, replace(START, block_owners=MOVED)))
-    window = simulated.perform(Run(seconds=60.0))
+    lost = NodeChange(nodes=("d",), seconds=5.0, event="fails")
+    window = made(replace(START, block_owners=MOVED), knobs=FREE, jitter=0.0, nodes=(lost,)).perform(Run(seconds=60.0))
     assert window.setting.servers == ("e",)
     assert window.setting.block_owners == ("e",) * BLOCKS
     assert window.status == "running"
-
-
-def _with(simulated, conditions, start):
-    context = simulated._context
-    return JobSpec(
-        name="lost",
-        cluster=context.cluster,
-        workload=workload(),
-        start=start,
-        knobs=FREE,
-        target=context.job.target,
-        budget_seconds=1e12,
-        evaluate_clocks=10,
-        conditions=conditions,
-        costs=simulated._costs,
-        seed=3,
-    )
 
 
 @pytest.mark.parametrize(
