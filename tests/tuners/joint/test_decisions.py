@@ -75,6 +75,24 @@ class Answers:
     def changes(self):
         return [a.setting for a in self.asked if isinstance(a, Reconfigure)]
 
+    def show(self, *windows, after=(9.0, 9.0), spread=0.0, evaluated=None):
+        """Let each window have a training loss, give or take `spread`, and a validation: loss (None: none was due) and
+        accuracy. `after`: the windows from then on. An `Evaluate` finds the loss `evaluated`."""
+        left, answer = iter(windows), self.answer
+
+        def validated(action):
+            if isinstance(action, Evaluate) and evaluated is not None:
+                return Evaluation(self.now, 0, evaluated, math.nan)
+            if not isinstance(action, Run):
+                return answer(action)
+            trained, loss, *accuracy = next(left, after)
+            self.losses = lambda _setting, clocks: [trained + spread * (-1) ** i for i in range(clocks)]
+            made = answer(action)
+            found = () if loss is None else (Evaluation(made.end_seconds, 0, loss, *(accuracy or [math.nan])),)
+            return replace(made, evaluations=found)
+
+        self.answer = validated
+
 
 def course(made, *, prior=False):
     begun = JointCourse(made, RuleParts(prior=prior))
@@ -295,19 +313,9 @@ def test_a_rate_is_not_halved_because_the_loss_was_above_the_untrained_one_from_
     """A linear SVM's hinge loss rises while its accuracy does; half of the best rate was held, for 1.4 times as long."""
     target = replace(job().target, metric="accuracy", value=0.9)
     made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(1.2, 0.4), (1.1, 0.5), (1.2, 0.5), (1.2, 0.5)])  # training loss and accuracy
     begun, answers = course(made), Answers(made, flat)
     begun.gauge.begin(1.0, 0.1)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, accuracy = next(glances, (1.2, 0.5))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, trained, accuracy),))
-
-    answers.answer = validated
+    answers.show((1.2, 1.2, 0.4), (1.1, 1.1, 0.5), after=(1.2, 1.2, 0.5))
     answers.run(begun.find_heat(begun.heat))
     assert begun.training.setting.learning_rate == answers.changes()[0].learning_rate  # the second window's
 
@@ -315,18 +323,8 @@ def test_a_rate_is_not_halved_because_the_loss_was_above_the_untrained_one_from_
 def test_mini_batches_that_tell_much_more_outweigh_a_validation_that_is_a_little_worse():
     """Accuracy fell from .70 to .64 in one window, so half of the best rate was held for the rest of the job."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(0.9, 0.9), (0.7, 0.7), (0.5, 0.78)])  # training and validation loss
     begun, answers = course(made), Answers(made, flat)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, loss = next(glances, (0.6, 2.0))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, loss, float("nan")),))
-
-    answers.answer = validated
+    answers.show((0.9, 0.9), (0.7, 0.7), (0.5, 0.78), after=(0.6, 2.0))
     answers.run(begun.find_heat(begun.heat))
     assert begun.training.setting.learning_rate == pytest.approx(0.4)  # the second step
 
@@ -474,18 +472,8 @@ def test_a_model_that_has_lost_what_it_had_learned_before_the_search_asks_for_a_
 def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
     """A hot rate had damaged the model, a few lucky mini-batches chose it all the same, and it never reached its target."""
     made = of(space=(RATE,))
-    glances = iter([(0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.68, 1.2), (0.66, 1.1)])  # training and validation loss
     begun, answers = course(made), Answers(made, flat)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, loss = next(glances, (5.0, 5.0))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, loss, float("nan")),))
-
-    answers.answer = validated
+    answers.show((0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.68, 1.2), (0.66, 1.1), after=(5.0, 5.0))
     answers.run(begun.find_heat(begun.heat))
     tried = [s.learning_rate for s in answers.changes()]
     assert begun.training.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
@@ -494,19 +482,8 @@ def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
 def test_the_first_validation_of_all_does_not_choose_a_heat_that_has_blown_the_model_up():
     """The window before had not been validated, so any validation at all was taken for a better model."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(0.6, None), (3.0, 5.0)])  # training and validation loss
     begun, answers = course(made), Answers(made, flat)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, loss = next(glances, (0.6, None))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        found = () if loss is None else (Evaluation(answers.now, 0, loss, float("nan")),)
-        return replace(answer(action), evaluations=found)
-
-    answers.answer = validated
+    answers.show((0.6, None), (3.0, 5.0), after=(0.6, None))
     answers.run(begun.find_heat(begun.heat))
     assert max(s.learning_rate for s in answers.changes()) == pytest.approx(0.2)
     assert begun.hurting == pytest.approx(0.2 * stress(made.start))
@@ -840,31 +817,12 @@ def test_a_drift_that_the_loss_tells_is_not_hidden_by_noise_in_the_accuracy(fall
     assert any("noise hides all drift" in a.reason for a in answers.asked) is (held < 0.4)
 
 
-def show(answers, glances, evaluated=None):
-    """Each window has the next training and validation loss of `glances` (None: none was due), high ones after the last; an
-    evaluation finds `evaluated`."""
-    answer = answers.answer
-
-    def shown(action):
-        if isinstance(action, Evaluate) and evaluated is not None:
-            return Evaluation(answers.now, 0, evaluated, float("nan"))
-        if not isinstance(action, Run):
-            return answer(action)
-        trained, found = next(glances, (9.0, 9.0))
-        answers.losses = lambda _setting, clocks: [trained] * clocks
-        seen = () if found is None else (Evaluation(answers.now, 0, found, float("nan")),)
-        return replace(answer(action), evaluations=seen)
-
-    answers.answer = shown
-
-
 def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better():
     """On `tf36-logr`, twice as many workers and twice again were held, as nothing had been validated before."""
     made = of(space=(RATE,))
-    glances = iter([(0.99, None), (1.5, 1.4), (3.0, 2.9)])
     begun, answers = course(made), Answers(made, flat)
     begun.gauge.begin(1.0)
-    show(answers, glances)
+    answers.show((0.99, None), (1.5, 1.4), (3.0, 2.9))
     answers.run(begun.find_heat(begun.heat))
     assert begun.training.setting.learning_rate <= made.start.learning_rate
 
@@ -873,9 +831,8 @@ def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better
 def test_a_first_validation_is_compared_with_the_model_before_where_the_loss_has_not_fallen(trained, before, goes_on):
     """A rate that was too hot was held for 500 s, as its model was still better than the untrained one."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(0.9, None), (trained, 0.85)])  # at 0.1, and at 0.2
     begun, answers = course(made), Answers(made, flat)
-    show(answers, glances, evaluated=before)
+    answers.show((0.9, None), (trained, 0.85), evaluated=before)  # at 0.1, and at 0.2
     answers.run(HeatSearch(begun.training, begun.heat).run())
     assert answers.changes()[0].learning_rate == pytest.approx(0.2)
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
@@ -886,19 +843,9 @@ def test_a_validation_that_is_worse_by_noise_does_not_undo_a_clear_fall_of_the_l
     """Logistic regression had 58 % right, and 44 % one window later, while both of its losses fell: the rate was halved."""
     target = replace(job().target, metric="accuracy", value=0.9)
     made = of(space=(replace(RATE, high=1.0),), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
-    glances = iter([(0.7, 0.7, 0.58), (trained, 0.6, 0.46)])  # training loss, validation loss and accuracy
     begun, answers = course(made, prior=True), Answers(made, flat)
     begun.gauge.begin(1.0, 0.1)
-    answer = answers.answer
-
-    def validated(action):
-        if not isinstance(action, Run):
-            return answer(action)
-        loss, *found = next(glances, (9.0, 9.0, 0.1))
-        answers.losses = lambda _setting, clocks: [loss + 0.3 * (-1) ** i for i in range(clocks)]
-        return replace(answer(action), evaluations=(Evaluation(answers.now, 0, *found),))
-
-    answers.answer = validated
+    answers.show((0.7, 0.7, 0.58), (trained, 0.6, 0.46), after=(9.0, 9.0, 0.1), spread=0.3)
     answers.run(HeatSearch(begun.training, begun.heat).run())
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
