@@ -68,8 +68,8 @@ def _of_settings(job: Job, exchanges: Sequence[Exchange]) -> Spending:
 
 def _of_nodes(job: Job, exchanges: Sequence[Exchange]) -> Spending:
     absences = _absences(exchanges)
-    seconds: dict[str, list[float]] = {}
-    for node, start, end in _uses(job, exchanges, absences):
+    uses, seconds = _Uses(job, absences), dict[str, list[float]]()
+    for node, start, end in (use for exchange in exchanges for use in uses.take(exchange)):
         away = math.fsum(max(min(end, until) - max(start, since), 0.0) for since, until in absences.get(node, []))
         seconds.setdefault(node, []).append(max(end - start, 0.0) - away)
     used = {node: math.fsum(parts) for node, parts in sorted(seconds.items())}
@@ -95,58 +95,66 @@ def _absences(exchanges: Sequence[Exchange]) -> _Absences:
     return found
 
 
-def _uses(job: Job, exchanges: Sequence[Exchange], absences: _Absences) -> Iterator[tuple[str, float, float]]:
-    """Node, start and end of the use of every node in every exchange; a node that several branches use counts once."""
-    held = {0: job.start}
-    asked: dict[int, tuple[float, Setting]] = {}  # by branch, reconfigurations in progress: when requested, to which setting
-    before = 0.0
+class _Uses:
+    """Which machines are in use: those of every branch's setting, and of the settings to which branches are changing."""
 
-    def wanted(setting: Setting, branch: int) -> Setting:
-        """What the system made of a requested `setting`: after a loss, what the scenario holds stays as it is in force."""
-        gone = {n for n, parts in absences.items() if any(since <= before < until for since, until in parts)}
-        return wanted_setting(setting, held[branch], job.space, {n.name for n in job.nodes} - gone)
+    def __init__(self, job: Job, absences: _Absences) -> None:
+        self._job, self._absences = job, absences
+        self._held = {0: job.start}
+        # By branch, reconfigurations in progress: when requested, to which setting.
+        self._asked: dict[int, tuple[float, Setting]] = {}
+        self._before = 0.0  # when the last exchange ended
 
-    for exchange in exchanges:
-        now = max(min(exchange.seconds, job.budget_seconds), before)
-        action, branch, done = (
-            exchange.action,
-            getattr(exchange.action, "branch", 0),
-            not isinstance(exchange.answer, Rejected),
-        )
-        ends = dict.fromkeys((n for setting in held.values() for n in _nodes(setting)), now)
-        ends |= dict.fromkeys((n for _, setting in asked.values() for n in _nodes(setting)), now)
-        if done and isinstance(action, Run):
-            window: Window = exchange.answer
-            setting = window.setting or held[branch]
-            after = _nodes(setting)
-            over = now
-            ended = [c for c in window.changes if c.steps != ("checkpoint",)]  # periodic ones are no reconfigurations
-            if branch in asked and ended:
-                over = min(asked.pop(branch)[0] + ended[0].seconds, now)
-            elif branch in asked and asked[branch][1] == window.setting:
-                del asked[branch]  # it was carried out in place, and no window tells its end
-            kept = {n for b, other in held.items() if b != branch for n in _nodes(other)} | after
-            for node in ends.keys() - kept:
-                lost = [since for since, _ in absences.get(node, []) if before < since <= now]
-                ends[node] = min(lost[0] if lost else now, over)
-            ends |= dict.fromkeys(after, now)
-            held[branch] = setting
-        elif done and isinstance(action, Fork):
-            held[exchange.answer] = held[branch] if action.setting is None else wanted(action.setting, branch)
-            ends |= dict.fromkeys(_nodes(held[exchange.answer]), now)
-        elif done and isinstance(action, Reconfigure):
-            new = wanted(action.setting, branch)
+    def take(self, exchange: Exchange) -> Iterator[tuple[str, float, float]]:
+        """Node, start and end of the use of every node in the next exchange; one that several branches use counts once."""
+        now = max(min(exchange.seconds, self._job.budget_seconds), self._before)
+        settings = (*self._held.values(), *(setting for _, setting in self._asked.values()))
+        ends = dict.fromkeys((n for setting in settings for n in _nodes(setting)), now)
+        action, branch = exchange.action, getattr(exchange.action, "branch", 0)
+        if isinstance(exchange.answer, Rejected):
+            pass
+        elif isinstance(action, Run):
+            ends |= self._after_window(ends, branch, exchange.answer, now)
+        elif isinstance(action, Fork):
+            parent = self._held[branch]
+            self._held[exchange.answer] = parent if action.setting is None else self._wanted(action.setting, branch)
+            ends |= dict.fromkeys(_nodes(self._held[exchange.answer]), now)
+        elif isinstance(action, Reconfigure):
+            new = self._wanted(action.setting, branch)
             ends |= dict.fromkeys(_nodes(new), now)
-            asked.pop(branch, None)
+            self._asked.pop(branch, None)
             if not action.wait:
-                asked[branch] = (before, new)
+                self._asked[branch] = (self._before, new)
             elif exchange.answer.done:
-                held[branch] = new
-        elif done and isinstance(action, Free):
-            held.pop(branch, None)
-            asked.pop(branch, None)
+                self._held[branch] = new
+        elif isinstance(action, Free):
+            self._held.pop(branch, None)
+            self._asked.pop(branch, None)
+        before, self._before = self._before, now
         yield from ((node, before, end) for node, end in ends.items())
-        before = now
+
+    def _after_window(self, ends: Mapping[str, float], branch: int, window: Window, now: float) -> dict[str, float]:
+        """When the use of nodes ended in a window of `branch`: nodes are given back, or are lost, and others are taken."""
+        setting = window.setting or self._held[branch]
+        after, over = _nodes(setting), now
+        ended = [c for c in window.changes if c.steps != ("checkpoint",)]  # periodic ones are no reconfigurations
+        if branch in self._asked and ended:
+            over = min(self._asked.pop(branch)[0] + ended[0].seconds, now)
+        elif branch in self._asked and self._asked[branch][1] == window.setting:
+            del self._asked[branch]  # it was carried out in place, and no window tells its end
+        kept = {n for b, other in self._held.items() if b != branch for n in _nodes(other)} | after
+        found = dict.fromkeys(after, now)
+        for node in ends.keys() - kept:
+            lost = [since for since, _ in self._absences.get(node, []) if self._before < since <= now]
+            found[node] = min(lost[0] if lost else now, over)
+        self._held[branch] = setting
+        return found
+
+    def _wanted(self, setting: Setting, branch: int) -> Setting:
+        """What the system made of a requested `setting`: after a loss, what the scenario holds stays as it is in force."""
+        gone = {n for n, parts in self._absences.items() if any(since <= self._before < until for since, until in parts)}
+        there = {n.name for n in self._job.nodes} - gone
+        return wanted_setting(setting, self._held[branch], self._job.space, there)
 
 
 def _nodes(setting: Setting) -> _Nodes:

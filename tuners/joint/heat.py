@@ -362,6 +362,21 @@ def _in_rounds(job: Job) -> bool:
     return waits(job.start) and job.space.knob("policy") is None
 
 
+def _ladder(job: Job) -> tuple[tuple[str, int], ...]:
+    """The policies and bounds that the job admits: first where workers wait most, last where none waits."""
+    policy, staleness = job.space.knob("policy"), job.space.knob("staleness")
+    names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
+    bounds = [job.start.staleness]
+    if isinstance(staleness, Choice):
+        bounds = sorted(int(s) for s in staleness.options)
+    elif isinstance(staleness, Integer):
+        bounds = [s for s in (0, 1, 3, 7, 15) if staleness.low <= s <= staleness.high] or [staleness.low]
+    ladder = [("bsp", 0)] if "bsp" in names else []
+    strict = ("ssp", 0) if "bsp" in names else None  # the same as BSP
+    ladder += [(name, s) for s in bounds for name in BOUNDED if name in names and (name, s) != strict]
+    return (*ladder, ("asp", 0)) if "asp" in names else tuple(ladder)
+
+
 def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Heat | None:
     """The axis of this job; None where nothing that makes learning hotter is free. Without `prior` no heat is expected."""
     space, has_momentum = job.space, _has_momentum(job)
@@ -373,20 +388,9 @@ def heat(job: Job, best: Callable[[int], Setting], *, prior: bool = True) -> Hea
     outer = outer_heat(job, prior=prior)
     if outer is not None:
         return outer
-    policy, staleness = space.knob("policy"), space.knob("staleness")
-    names = policy.options if isinstance(policy, Choice) else (job.start.policy,)
-    bounds = [job.start.staleness]
-    if isinstance(staleness, Choice):
-        bounds = sorted(int(s) for s in staleness.options)
-    elif isinstance(staleness, Integer):
-        bounds = [s for s in (0, 1, 3, 7, 15) if staleness.low <= s <= staleness.high] or [staleness.low]
-    ladder = [("bsp", 0)] if "bsp" in names else []
-    strict = ("ssp", 0) if "bsp" in names else None  # the same as BSP
-    ladder += [(name, s) for s in bounds for name in BOUNDED if name in names and (name, s) != strict]
-    if "asp" in names:
-        ladder.append(("asp", 0))
+    ladder = _ladder(job)
     if len(ladder) > 1:
-        return PolicyHeat(tuple(ladder))
+        return PolicyHeat(ladder)
     if _is_momentum_axis(momentum):
         return MomentumHeat(momentum)
     count = space.knob("worker_count")
