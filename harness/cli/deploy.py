@@ -98,32 +98,43 @@ def add_deploy(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _deploy(options: argparse.Namespace) -> int:
-    if options.live and not options.dry_run:
+    starts = options.live and not options.dry_run
+    if starts:
         print("Loading JAX, Ray and the job.", flush=True)  # rich and the rest take seconds to import
-    from harness.cli.display import stages, terminal
-    from harness.lines import say
-    from harness.live.deploy.beside_simulation import beside, measured
-    from harness.live.deploy.contest import check_contest
-    from harness.live.deploy.deployment import Interrupted, deploy, described, simulated
-    from harness.live.deploy.job_folder import exchanges_of, private
-    from harness.scenario import load
-    from harness.score import ending, score
-
     _check(options)
-    if options.tuners is not None and options.live and not options.dry_run:
-        return _contest(options)
+    if not starts:
+        return _show_plan(options)
+    # Ray execs right after it forks, so that locks which other threads held cannot block the child.
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    return _run_job(options) if options.tuners is None else _run_contest(options)
+
+
+def _show_plan(options: argparse.Namespace) -> int:
+    from harness.cli.display import terminal
+    from harness.lines import say
+    from harness.live.deploy.contest import check_contest
+    from harness.live.deploy.deployment import described
+    from harness.scenario import load
+
     contest = None if options.tuners is None else _contest_of(options)
     if contest is not None:
         check_contest(contest)
     scenario = load(options.scenario)
-    wanted = _deployment_of(options, scenario, contest)
-    # Ray execs right after it forks, so that locks which other threads held cannot block the child.
-    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    console = terminal()
-    if options.dry_run or not options.live:
-        lines = [*_contest_words(contest, scenario), *described(wanted), f"Start it with:  {_that_starts(options)}"]
-        say(console, "\n".join(lines))
-        return 0
+    lines = [*_contest_words(contest, scenario), *described(_deployment_of(options, scenario, contest))]
+    say(terminal(), "\n".join([*lines, f"Start it with:  {_that_starts(options)}"]))
+    return 0
+
+
+def _run_job(options: argparse.Namespace) -> int:
+    from harness.cli.display import stages, terminal
+    from harness.lines import say
+    from harness.live.deploy.beside_simulation import beside, measured
+    from harness.live.deploy.deployment import Interrupted, deploy, simulated
+    from harness.live.deploy.job_folder import exchanges_of, private
+    from harness.scenario import load
+    from harness.score import ending, score
+
+    wanted, console = _deployment_of(options, load(options.scenario), None), terminal()
     with _stoppable() as stop:
         try:
             played = deploy(wanted, console)
@@ -135,9 +146,7 @@ def _deploy(options: argparse.Namespace) -> int:
             return stop.status
     from reports.pages import page
 
-    outcome = played.outcome
-    row = score(played, **wanted.run).score
-    say(console, ending(row, outcome.seconds))
+    say(console, ending(score(played, **wanted.run).score, played.outcome.seconds))
     if options.beside:
         say(console, "Running the same job in the simulator.")
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
@@ -145,7 +154,7 @@ def _deploy(options: argparse.Namespace) -> int:
     with stages("Writing the page"), private():
         written = page.write(wanted.out)
     say(console, f"The page: {written}")
-    return 1 if outcome.status == "error" else 0
+    return 1 if played.outcome.status == "error" else 0
 
 
 def _deployment_of(options: argparse.Namespace, scenario: Scenario, contest: LiveContest | None) -> Deployment:
@@ -220,14 +229,13 @@ def _that_starts(options: argparse.Namespace) -> str:
     return shlex.join(["harness", "deploy", "--live", options.scenario, *words])
 
 
-def _contest(options: argparse.Namespace) -> int:
+def _run_contest(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.comparison.compare import compare
     from harness.lines import say
     from harness.live.deploy.contest import contest
     from harness.live.deploy.deployment import Interrupted
 
-    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     wanted = _contest_of(options)
     tuners, out, console = wanted.tuners, wanted.out, terminal()
     with _stoppable() as stop:
