@@ -7,17 +7,13 @@ The tuner's thinking time is measured on the host and kept apart from simulated 
 
 from __future__ import annotations
 
-import re
-import sysconfig
 import time
-import traceback
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import tuners
+from harness.faults import described, short, trace_of
 from traces.exchanges import Exchange, action_text
 from tuners.actions import (
     Action,
@@ -49,10 +45,6 @@ _LEAST_PROGRESS = 1e-9
 
 _PIECES = 50
 """After the tuner has returned, the job continues in windows of a fiftieth of the budget; their size changes no result."""
-
-_LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
-_NOT_OF_AUTHORS = {Path(__file__).parent, Path(__file__).parent / "cli", Path(tuners.__file__).parent}
-"""Folders of the driver and, flat in `tuners`, of the contract: no algorithm is in their files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +87,7 @@ def drive(
     try:
         status = yield from _until_over(timed, system, idle_exchanges)
     except _RunFailedError as error:
-        trace = "" if error.__cause__ is None else _trace_of(error.__cause__)
+        trace = "" if error.__cause__ is None else trace_of(error.__cause__)
         return Outcome("error", str(error), system.now, timed.seconds, trace)
     finally:
         timed.close()
@@ -184,12 +176,12 @@ class _TimedTuner:
         except Rejected:
             raise
         except (Exception, SystemExit) as error:
-            raise _RunFailedError(f"The tuner raised {_described(error, _of_tuner(error))}") from error
+            raise _RunFailedError(f"The tuner raised {described(error)}") from error
         finally:
             self.seconds += time.perf_counter() - started
         if not isinstance(action, _ACTIONS):
             raise _RunFailedError(
-                f"The tuner yielded {_short(repr(action))}, which is no action: `yield from` a Run, Reconfigure, Fork, "
+                f"The tuner yielded {short(repr(action))}, which is no action: `yield from` a Run, Reconfigure, Fork, "
                 "Free, Install, Evaluate or MeasureNoise."
             )
         return action
@@ -208,7 +200,7 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
     try:
         action = timed.next(None)
     except Rejected as error:
-        raise _RunFailedError(f"The tuner raised {_described(error, _of_tuner(error))}") from error
+        raise _RunFailedError(f"The tuner raised {described(error)}") from error
     exchange: Exchange | None = None
     while action is not None:
         ended = yield from _over(system, exchange)
@@ -289,9 +281,8 @@ def _exchange(system: System, action: Action[Any], *, asked: bool = True) -> Exc
         # A copy without traceback: the log keeps every answer, and a traceback would keep the system's frames alive.
         answer = Rejected(str(error))
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
         raise _RunFailedError(
-            f"The system could not carry out {_short(repr(action))}: {_described(error, frames)}"
+            f"The system could not carry out {short(repr(action))}: {described(error, of_author=False)}"
         ) from error
     return Exchange(system.now, action, answer, asked)
 
@@ -338,36 +329,7 @@ def _no_generator(made: Any) -> str:
 
     if isinstance(made, Coroutine):
         made.close()  # Python warns of a coroutine that was not awaited
-    return f"The tuner is no generator but {_short(repr(made))}: {advice(made)}."
-
-
-def _trace_of(error: BaseException) -> str:
-    """The traceback of an error, without the frames of the driver and of the contract, unless there are no others."""
-    found = traceback.TracebackException.from_exception(error)
-    others = [f for f in found.stack if f.filename != "<string>" and Path(f.filename).parent not in _NOT_OF_AUTHORS]
-    found.stack = traceback.StackSummary.from_list(others or list(found.stack))
-    return "".join(found.format())
-
-
-def _of_tuner(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error in files of the tuner's author, who looks there and not in libraries or in the contract."""
-    frames = list(traceback.extract_tb(error.__traceback__))
-    others = (*_LIBRARIES, "<string>")  # dataclasses write their constructors as strings
-    own = [f for f in frames if not f.filename.startswith(others) and Path(f.filename).parent not in _NOT_OF_AUTHORS]
-    return own or frames
-
-
-def _described(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Type and message of an error, and the innermost line of `frames`, in one line."""
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    message = _short(" ".join(str(error).split()))
-    return f"{type(error).__name__}{': ' if message else ''}{message}{where}"
-
-
-def _short(text: str) -> str:
-    """At most 300 characters, and without the addresses of objects, which differ from run to run."""
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-    return text if len(text) <= 300 else text[:297] + "..."
+    return f"The tuner is no generator but {short(repr(made))}: {advice(made)}."
 
 
 def _next_or_none(tuner: Tuner, answer: Any) -> Action[Any] | None:

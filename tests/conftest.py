@@ -15,7 +15,7 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 from hypothesis import settings
 
 from harness import program_cache
-from harness.worker_environment import collect_garbage_rarely
+from harness.machine import collect_garbage_rarely
 
 collect_garbage_rarely()
 gc.disable()  # until the tests are collected: what is made until then stays

@@ -24,9 +24,8 @@ from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
-from harness.machine import cores
+from harness.machine import collect_garbage_rarely, cores
 from harness.version import HARNESS_VERSION
-from harness.worker_environment import collect_garbage_rarely
 
 __all__ = ["main"]
 

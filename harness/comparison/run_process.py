@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.worker_environment import collect_garbage_rarely
+from harness.machine import collect_garbage_rarely
 
 if TYPE_CHECKING:
     from harness.score import Scored

@@ -27,7 +27,7 @@ from harness import program_cache
 from harness.families.draft import Draft, MemberGoal, written
 from harness.families.families import FAMILIES, audience, member_name, members, parse_name
 from harness.families.lot import Lot
-from harness.worker_environment import single_threaded
+from harness.machine import single_threaded
 from traces.store import write_bytes
 
 __all__ = ["goals", "text", "texts", "write"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from harness.worker_environment import single_threaded
+from harness.machine import single_threaded
 from tests.bench.rounds import finding, settled
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
