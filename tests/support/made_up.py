@@ -1,11 +1,13 @@
 """Made-up results of comparisons, in the format of `traces.store`, for the tests of reports."""
 
+import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
+from traces import store
 from traces.schema import EVALUATIONS, HOST, SCORES, SETTINGS, VERSION, setting_text
 from traces.store import Results
 from tuners.settings import Setting
@@ -184,3 +186,19 @@ node_types = ["toy"]
 
 [calibration.workloads.toy.draws]
 {noted}"""
+
+
+def folder_of(results, path):
+    """A results folder without the files of single runs."""
+    (path / "scenarios").mkdir(parents=True)
+    for name in results.manifest["scenarios"]:
+        (path / "scenarios" / f"{name}.toml").write_text(SCENARIO_TEXT)
+    (path / "manifest.json").write_text(json.dumps(results.manifest))
+    for frame, name, schema in (
+        (results.scores, "scores", SCORES),
+        (results.evaluations, "evaluations", EVALUATIONS),
+        (results.settings, "settings", SETTINGS),
+    ):
+        store.write(frame, path / f"{name}.parquet", schema)
+    store.write_host(results.host, path / "host.csv")
+    return path

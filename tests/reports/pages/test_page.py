@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import math
 import re
 import zlib
@@ -22,9 +21,8 @@ from reports.verdicts import conclusions
 from reports.verdicts import summary as verdicts
 from reports.verdicts.conclusions import against_reference, answer, limits, tally
 from reports.verdicts.summary import summary
-from tests.support.made_up import SCENARIO_TEXT, contest, frames, from_times, score_row
-from traces import store
-from traces.schema import EVALUATIONS, NOT_APPLICABLE, SCORES, SETTINGS, VERSION
+from tests.support.made_up import SCENARIO_TEXT, contest, folder_of, frames, from_times, score_row
+from traces.schema import NOT_APPLICABLE, SCORES, VERSION
 from traces.store import Results
 
 NAN, INF = math.nan, math.inf
@@ -248,18 +246,7 @@ def test_missing_evaluations_are_said():
 @pytest.fixture
 def stored(tmp_path):
     """A results folder."""
-    results = contest(tuners=("fixed", "cruise"), seeds=2)
-    (tmp_path / "scenarios").mkdir()
-    (tmp_path / "scenarios" / "digits.toml").write_text(SCENARIO_TEXT)
-    (tmp_path / "manifest.json").write_text(json.dumps(results.manifest))
-    for frame, name, schema in (
-        (results.scores, "scores", SCORES),
-        (results.evaluations, "evaluations", EVALUATIONS),
-        (results.settings, "settings", SETTINGS),
-    ):
-        store.write(frame, tmp_path / f"{name}.parquet", schema)
-    store.write_host(results.host, tmp_path / "host.csv")
-    return tmp_path
+    return folder_of(contest(tuners=("fixed", "cruise"), seeds=2), tmp_path / "results")
 
 
 def test_write_reads_a_results_folder_and_leaves_one_page(stored):
@@ -278,9 +265,9 @@ def test_a_command_summarises_the_runs_once_for_the_terminal_and_the_pages(store
     assert (stored / "report.html").read_bytes() == first
 
 
-def test_what_is_printed_of_a_folder_is_its_name(stored, tmp_path):
+def test_what_is_printed_of_a_folder_is_its_name(stored):
     """Rich would read a word in brackets as markup, and one between colons as emoji."""
-    folder = stored.rename(tmp_path.parent / "mine [bold] :+1:")
+    folder = stored.rename(stored.parent / "mine [bold] :+1:")
     conclude(folder, Console(file=(said := io.StringIO()), width=100))
     assert f"The page: {folder / 'report.html'}\n" in said.getvalue()
 
