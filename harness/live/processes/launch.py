@@ -258,11 +258,12 @@ class JobProcesses:
         folder: Path,
         *,
         insecure: bool,
-        emulates: bool = False,
-        links: EmulatedLinks | None = None,
-        join_seconds: float = 300.0,
-        silent_seconds: float = SILENT_SECONDS,
+        emulates: bool,
+        links: EmulatedLinks | None,
+        join_seconds: float,
+        silent_seconds: float,
     ) -> None:
+        """The options are those of `launch`; `links` are emulated for the nodes, unless None."""
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
