@@ -1,8 +1,9 @@
 """Draws of calibrated constants: what a scenario would be if the recording had come out a little differently.
 
 `harness calibrate` keeps the first resamples of its bootstrap in its file. A draw is one of them: all constants together, so
-that constants that depend on each other stay together. Constants without a bootstrap (refused ones, those of other
-workloads, noise) stay as they are. In all draws, a constant that was fitted without an interval moves too little.
+that constants that depend on each other stay together. In turn, no refused constant or one of them is as large as the
+recording allows, and the others are fitted to that. Constants without either (those of other workloads, noise) stay as they
+are. In all draws, a constant that was fitted without an interval moves too little.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from typing import Any
 import msgspec
 
 from simulators.cluster.profiles import NodeType
+from simulators.workloads.workload import Demand
 
-__all__ = ["Draw", "draw_of"]
+__all__ = ["DRAWN", "Draw", "draw_of"]
 
 _OF_MACHINES = ("nic_bytes_per_second", "service_bytes_per_second")
 _LATENCY = "latency_seconds"
+DRAWN = frozenset(Demand.__struct_fields__)
+"""The refused constants that draws have, those of workloads: a latency that is 0 in a scenario has no ratio to the fitted
+one, and `saturation_samples` are of single machines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ rounds, the engine itself fits the recording.
 
 A constant is refused if its knob never varied, or if its confidence interval is wider than an order of magnitude either way.
 It then keeps its default, and `Fit.refused` says which measurement would determine it. How large it may be nevertheless is
-in `Fit.alternatives`, for the intervals of predictions: what hardly matters in the fitted rows may decide others. A constant
-that takes up a measurement of its own leaves no degree of freedom to tell its error from, and is fitted without an interval.
+in `Fit.alternatives`, for the intervals of predictions: what hardly matters in the fitted rows may decide others. What a
+refused constant may be takes part of the fitted ones, so that it is in their intervals and draws, too. A constant that
+takes up a measurement of its own leaves no degree of freedom to tell its error from, and is fitted without an interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from simulators.calibration import closed_form
 from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable, scaled_samples
 from simulators.calibration.discrepancy import Discrepancy
+from simulators.calibration.draws import DRAWN
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
@@ -62,13 +64,13 @@ class Fit:
     constants: Constants
     intervals: Mapping[
         str, tuple[float, float] | None
-    ]  # of the fitted constants: 95 %, bootstrap; None: no degree of freedom
+    ]  # of the fitted constants: 95 %, bootstrap and `alternatives`; None: no degree of freedom
     refused: Mapping[str, str]  # constants that keep their default, and why
     borrowed: Mapping[str, float]  # constants of the machines that were fitted on other workloads of the recording
     rows: int
     error: float  # median relative error on these rows
     common_seconds: float = 0.0  # compute seconds that do not depend on a worker's speed
-    draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of `intervals`: values of the first resamples
+    draws: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # values of the first resamples, and `alternatives`
     discrepancy: Discrepancy | None = field(default=None, compare=False)  # errors of predictions; None: no degree of freedom
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
@@ -183,18 +185,55 @@ def fit(
     told = predicted(constants, rows) if engine else closed_form_cycles(constants, rows)
     errors = np.abs(told / np.array([r.cycle_seconds for r in rows]) - 1)
     drawn = solved.resampled(resamples)
+    alternatives = {
+        name: replace(other, jitter=constants.jitter) for name, other in solved.alternatives(map(field_of, refusals)).items()
+    }
     return Fit(
         constants,
-        solved.intervals(drawn),
+        {n: _widened(n, ends, constants, alternatives.values()) for n, ends in solved.intervals(drawn).items()},
         refusals,
         {},
         len(rows),
         float(np.median(errors)),
         common,
-        {n: tuple(decoded(n, float(x)) for x in codes) for n, codes in zip(solved.free, drawn[:_DRAWS].T, strict=True)},
+        _draws(drawn[:_DRAWS], solved.free, constants, alternatives),
         solved.discrepancy(),
-        tuple(replace(other, jitter=constants.jitter) for other in solved.alternatives(map(field_of, refusals))),
+        tuple(alternatives.values()),
     )
+
+
+def _widened(
+    name: str, ends: tuple[float, float] | None, fitted: Constants, alternatives: Iterable[Constants]
+) -> tuple[float, float] | None:
+    """The interval of a constant, with what it would be where a refused one is as large as it may be.
+
+    Each of these is on one side. Squares of distances are added, as in the intervals of predictions (`spread`).
+    """
+    if ends is None:
+        return None
+    at = coded(name, getattr(fitted, name))
+    moved = np.array([coded(name, getattr(other, name)) - at for other in alternatives])
+    low, high = (
+        math.sqrt(max(side * (coded(name, end) - at), 0.0) ** 2 + float((np.maximum(side * moved, 0.0) ** 2).sum()))
+        for side, end in zip((-1, 1), ends, strict=True)
+    )
+    return decoded(name, at - low), decoded(name, at + high)
+
+
+def _draws(
+    resampled: NDArray[np.float64], free: Sequence[str], fitted: Constants, alternatives: Mapping[str, Constants]
+) -> dict[str, tuple[float, ...]]:
+    """The constants of each draw: resampled ones, [draws, k], in turn as they are and with one refused constant as large as
+    it may be, to which the others are fitted."""
+    turns = [(None, fitted), *((name, other) for name, other in alternatives.items() if name in DRAWN)]
+    moved = np.array([[coded(n, getattr(other, n)) - coded(n, getattr(fitted, n)) for n in free] for _, other in turns])
+    turn = np.arange(len(resampled)) % len(turns)
+    codes = resampled + moved.reshape(len(turns), len(free))[turn]
+    found = {n: tuple(decoded(n, float(x)) for x in column) for n, column in zip(free, codes.T, strict=True)}
+    for number, (name, other) in enumerate(turns):
+        if name is not None:
+            found[name] = tuple(np.where(turn == number, getattr(other, name), 0.0).tolist())
+    return found
 
 
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:

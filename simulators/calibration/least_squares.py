@@ -186,14 +186,14 @@ class TimesSolution:
         squares = np.minimum(self.residuals**2, (3 * _SCALE) ** 2)
         return max(math.sqrt(float(squares.sum()) / self._spare), float(np.median(self.problem.spread)), LEAST_NOISE)
 
-    def alternatives(self, refused: Iterable[str]) -> list[Constants]:
-        """The constants with one of the `refused` ones as large as it may be (95 %), for each whose default is 0.
+    def alternatives(self, refused: Iterable[str]) -> dict[str, Constants]:
+        """The constants with one of the `refused` ones as large as it may be (95 %), by that one: each whose default is 0.
 
         The others are fitted to that. How large it may be is told by a linear model, at most `_UNKNOWN` guesses, and halved
         until the rows do not contradict the result.
         """
         kept = self.constants
-        return [self._with_more(name) for name in refused if getattr(kept, name) == 0 and name not in self.free]
+        return {name: self._with_more(name) for name in refused if getattr(kept, name) == 0 and name not in self.free}
 
     def _with_more(self, name: str) -> Constants:
         guess = self.problem.guess(name)

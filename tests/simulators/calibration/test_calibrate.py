@@ -319,10 +319,41 @@ def test_intervals_of_few_settings_are_wider_than_their_bootstrap():
         replace(r, cycle_seconds=c, compute_seconds=a, pull_seconds=b, push_seconds=d)
         for r, a, b, d, c in zip(bare, compute, pull, push, cycle, strict=True)
     ]
-    found = fit(rows, replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0), resamples=100, engine=False)
+    given = replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0)
+    refused = fit(rows, given, resamples=0, engine=False).refused
+    # The bootstrap alone: what refused constants may be is in draws and intervals, too.
+    found = fit(rows, given, resamples=100, engine=False, without=tuple(refused))
+    assert not found.refused
     low, high = np.log(found.intervals["model_bytes"]) - math.log(found.constants.model_bytes)
     ends = np.percentile(np.log(found.draws["model_bytes"]), [2.5, 97.5]) - math.log(found.constants.model_bytes)
     assert (low, high) == pytest.approx(tuple(1.3484 * ends), rel=1e-3)
+
+
+def messages_that_no_row_tells():
+    """Always two servers: four messages of a mini-batch, 80 ms, are as good as `fixed_seconds`, which are 50 ms."""
+    true = Constants(cores=1, jitter=0.0, fixed_seconds=0.05, sample_seconds=0.004, message_seconds=0.02)
+    rows = told_by_formula([row(w, 2, b) for w in (1, 2, 3) for b in (8, 16, 32)], true, noise=0.01)
+    found = fit(rows, Constants(cores=1, jitter=0.1), resamples=100, engine=False)
+    assert found.constants.fixed_seconds == pytest.approx(0.13, rel=0.1)
+    assert "message_seconds" in found.refused
+    return true, found
+
+
+def test_intervals_have_what_refused_constants_may_take():
+    true, found = messages_that_no_row_tells()
+    for name, (low, high) in found.intervals.items():
+        assert low < getattr(true, name) < high, name
+
+
+def test_draws_have_refused_constants_in_turn_and_the_others_fitted_to_them():
+    _, found = messages_that_no_row_tells()
+    messages, fixed = np.array(found.draws["message_seconds"]), np.array(found.draws["fixed_seconds"])
+    assert messages[0] == 0
+    assert messages.max() > 0.02
+    assert 0 < np.mean(messages > 0) < 0.5
+    # The sum is what the rows tell, also where a message takes some of it.
+    assert np.median((fixed + 4 * messages)[messages > 0]) == pytest.approx(0.13, rel=0.15)
+    assert all(np.count_nonzero([found.draws[n][i] for n in found.refused if n in found.draws]) <= 1 for i in range(100))
 
 
 def test_totals_with_and_without_a_barrier_tell_transfers():
