@@ -80,8 +80,9 @@ def time_split(rows: pl.DataFrame, scores: pl.DataFrame, name: str) -> Drawing |
         axes.set_xlabel("seconds, mean over runs")
         caption = (
             "What the time was spent on: training that is part of the final model, trials (training that is not), stall "
-            "(nobody trained because of what the tuner asked), and the tuner's own thinking, which is measured on the host "
-            "and is not part of the time. A run that did not reach its target counts its budget."
+            "(nobody trained because of what the tuner asked, or of machines that were lost), and the tuner's own thinking, "
+            "which is measured on the host and is not part of the time. A run that did not reach its target counts its "
+            "budget."
         )
         return drawn(figure, name, caption, split)
 

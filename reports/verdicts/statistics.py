@@ -77,6 +77,9 @@ _OPEN = 1e50  # above any time: a larger result was interpolated towards `_HUGE`
 LEAST_BLOCKS = 3
 """With fewer blocks nothing is tested: the denominator of a t test would be chance."""
 
+_SAME = 1e-12
+"""Values that differ by less are equal: programs of two policies may round one sum differently, and nothing else tells
+their runs apart."""
 _ALL_SIGNS = 13  # blocks at most: with more, SciPy's signed-rank test of rows with ties is by a normal distribution
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -197,7 +200,8 @@ def compare(
 
     Two tuners are compared on the blocks of both. The leader is the one of `may_lead` (of all, where it is None) that does
     best against the others of these: the mean difference to that one which it is least good against is the least. Where all
-    have all blocks, that is the one of least mean.
+    have all blocks, that is the one of least mean. Of equals the `reference` leads, then the first by name; values that
+    differ by `_SAME` at most are equal.
 
     Raises ValueError where `values` has another shape.
     """
@@ -209,13 +213,14 @@ def compare(
     k = len(tuners)
     leading = [i for i in range(k) if may_lead is None or tuners[i] in may_lead]
     means = _means(values, leading)
-    order = sorted(range(k), key=lambda i: (math.isnan(means[i]), means[i], tuners[i]))
+    order = sorted(range(k), key=lambda i: (math.isnan(means[i]), _rounded(means[i]), tuners[i] != reference, tuners[i]))
     pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
     differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
+    differences[np.abs(differences) <= _SAME] = 0.0
     raw = dict(zip(pairs, _p_values(differences, test), strict=True))
     able = [i for i in order if i in leading and not math.isnan(means[i])]
     apart = np.array([_mean_of_each(values[:, [i]] - values) for i in range(k)]).reshape(k, k)
-    leader = min(able, key=lambda i: max(round(d, 12) for d in apart[i, able] if not math.isnan(d)), default=None)
+    leader = min(able, key=lambda i: max(_rounded(d) for d in apart[i, able] if not math.isnan(d)), default=None)
     base = list(tuners).index(reference) if reference in tuners else None
     tested = [pair for pair, p in raw.items() if not math.isnan(p)]
     known_before = sum(base in pair for pair in tested)
@@ -236,6 +241,10 @@ def compare(
         values.shape[0],
         len(tested),
     )
+
+
+def _rounded(value: float) -> float:
+    return round(value, 12)  # as `_SAME`
 
 
 def _means(values: _Floats, leading: Sequence[int]) -> _Floats:
@@ -272,8 +281,8 @@ def paired_t(differences: _Floats) -> _Floats:
     x = np.asarray(differences, dtype=np.float64)
     if x.shape[-1] < LEAST_BLOCKS:
         return np.full(x.shape[:-1], math.nan)
-    found = np.where(np.abs(x.mean(axis=-1)) <= 1e-12, 1.0, 0.0)
-    vary = np.ptp(x, axis=-1) > 1e-12 * np.maximum(1.0, np.abs(x).max(axis=-1))
+    found = np.where(np.abs(x.mean(axis=-1)) <= _SAME, 1.0, 0.0)
+    vary = np.ptp(x, axis=-1) > _SAME * np.maximum(1.0, np.abs(x).max(axis=-1))
     if vary.any():
         found[vary] = ttest_1samp(x[vary], 0.0, axis=-1).pvalue
     return found
@@ -355,7 +364,7 @@ def first_chances(values: Sequence[_Floats]) -> _Floats:
     found = []
     for arena in values:
         best = np.nanmin(arena, axis=1, keepdims=True, initial=np.inf)
-        first = (arena == best) & np.isfinite(arena)
+        first = (arena <= best + _SAME) & np.isfinite(arena)
         found.append((first / np.maximum(first.sum(axis=1, keepdims=True), 1)).mean(axis=0))
     return np.array(found)
 

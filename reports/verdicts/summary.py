@@ -207,7 +207,8 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
 
     def regret(column: str) -> Interval:
         found = one if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE), column)
-        return Interval(found.estimate - 1, found.low - 1, found.high - 1, found.bound)
+        # Equal times may differ in their last digit.
+        return Interval(*(round(x - 1, 12) for x in (found.estimate, found.low, found.high)), found.bound)
 
     standing = found.standing(name) if name in found.tuners else ""
     if standing == "not told apart" and found.leader and not ran.height:

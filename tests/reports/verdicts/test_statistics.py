@@ -237,6 +237,16 @@ def test_order_leader_and_standing():
     assert slower.p_reference == {}
 
 
+@pytest.mark.parametrize("test", [paired_t, signed_rank])
+def test_last_digits_neither_lead_nor_tell_apart(test):
+    """`a` is less than `fixed` in every block, by what two programs round the same sum to."""
+    fixed = np.log(np.linspace(9.0, 11.0, 20))
+    found = compare(["a", "fixed"], np.stack([fixed - 4e-16, fixed], axis=1), test, reference="fixed")
+    assert found.leader == "fixed"
+    assert found.tuners == ("fixed", "a")
+    assert found.standing("a") == "not told apart"
+
+
 def test_a_pair_has_one_p_value_whoever_leads():
     rng = np.random.default_rng(2)
     values = rng.normal(scale=0.2, size=(8, 5)) + np.array([1.0, 0.5, 1.1, 1.2, 1.3])
@@ -317,6 +327,7 @@ def test_wrong_shape_is_refused():
 def test_who_is_first_shares_ties():
     found = first_chances([np.array([[1.0, 1.0, 2.0], [1.0, 3.0, math.nan]]), np.array([[2.0, 1.0, 3.0]])])
     assert found.tolist() == [[0.75, 0.25, 0.0], [0.0, 1.0, 0.0]]
+    assert first_chances([np.array([[2.0, 2.0 + 4e-16]])]).tolist() == [[0.5, 0.5]]
 
 
 def test_a_performance_profile_counts_arenas_within_a_factor():

@@ -49,6 +49,8 @@ def test_regret_is_time_over_the_oracles_less_one():
     found = summary(from_times({"best_fixed": [50, 100], "x": [75, 150]}))
     assert row(found, "x")["regret"] == pytest.approx(0.5)
     assert row(found, "best_fixed")["regret"] == 0.0
+    last = 50 * (1 - 2e-16)  # the double below 50
+    assert row(summary(from_times({"best_fixed": [50, 100], "x": [last, 100]})), "x")["regret"] == 0.0
     assert math.isnan(row(found, "x")["ratio"])
 
 
