@@ -6,7 +6,8 @@ leader, or of a tuner and `fixed`. It *holds* if at least 95 % of the draws have
 counts half); else it is *not decided by this calibration*. No test takes draws for blocks: its p value would fall with the
 number of draws, which costs only computing, while the share of draws tends to what the recording knows.
 
-Draws move the fitted constants, all together. They do not move what the simulator lacks: `harness fidelity` tells that.
+Draws move the fitted constants, all together, and in turn one that the recording does not determine. They do not move what
+the simulator lacks: `harness fidelity` tells that.
 """
 
 from __future__ import annotations
