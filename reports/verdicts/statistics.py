@@ -213,14 +213,16 @@ def compare(
     k = len(tuners)
     leading = [i for i in range(k) if may_lead is None or tuners[i] in may_lead]
     means = _means(values, leading)
-    order = sorted(range(k), key=lambda i: (math.isnan(means[i]), _rounded(means[i]), tuners[i] != reference, tuners[i]))
+    order = sorted(
+        range(k), key=lambda i: (math.isnan(means[i]), _rounded(float(means[i])), tuners[i] != reference, tuners[i])
+    )
     pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
     differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
     differences[np.abs(differences) <= _SAME] = 0.0
     raw = dict(zip(pairs, _p_values(differences, test), strict=True))
     able = [i for i in order if i in leading and not math.isnan(means[i])]
     apart = np.array([_mean_of_each(values[:, [i]] - values) for i in range(k)]).reshape(k, k)
-    leader = min(able, key=lambda i: max(_rounded(d) for d in apart[i, able] if not math.isnan(d)), default=None)
+    leader = min(able, key=lambda i: max(_rounded(float(d)) for d in apart[i, able] if not math.isnan(d)), default=None)
     base = list(tuners).index(reference) if reference in tuners else None
     tested = [pair for pair, p in raw.items() if not math.isnan(p)]
     known_before = sum(base in pair for pair in tested)

@@ -208,7 +208,8 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
     def regret(column: str) -> Interval:
         found = one if name == ORACLE and ran.height else _ratio(ran, by_tuner.get(ORACLE), column)
         # Equal times may differ in their last digit; -0.0 + 0.0 is 0.0.
-        return Interval(*(round(x - 1, 12) + 0.0 for x in (found.estimate, found.low, found.high)), found.bound)
+        estimate, low, high = (round(x - 1, 12) + 0.0 for x in found[:3])
+        return Interval(estimate, low, high, found.bound)
 
     standing = found.standing(name) if name in found.tuners else ""
     if standing == "not told apart" and found.leader and not ran.height:
