@@ -124,10 +124,10 @@ class Coordinator:
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
-            case GradientDone():
-                self._after_push(self._pushes.done(sender, head))
             case PushStaged():
                 self._after_push(self._pushes.staged(head))
+            case GradientDone():
+                self._after_push(self._pushes.done(sender, head))
             case LossProbed():
                 self._after_push(self._pushes.probed(sender, head))
             case CopyKept():

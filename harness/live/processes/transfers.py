@@ -44,14 +44,17 @@ class TransferMeter:
     def __init__(self) -> None:
         self._cycles: dict[str, _Cycle] = {}  # the latest, by worker
         self._found: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # by worker and server
+        self._sent: Head | None = None  # the last one: an entry of the log goes to all servers
 
     def sent(self, receiver: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator sends."""
-        if isinstance(head, Release):
+        if isinstance(head, LogAppend):
+            if head is not self._sent and isinstance(head.entry, CommitEntry):
+                for begun in head.entry.released:
+                    self._begin(begun.worker, begun.cycle, now)
+        elif isinstance(head, Release):
             self._begin(receiver, head.cycle, now)
-        elif isinstance(head, LogAppend) and isinstance(head.entry, CommitEntry):
-            for begun in head.entry.released:
-                self._begin(begun.worker, begun.cycle, now)
+        self._sent = head
 
     def _begin(self, worker: str, number: int, now: float) -> None:
         cycle = self._cycles.get(worker)
@@ -61,28 +64,35 @@ class TransferMeter:
 
     def received(self, sender: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator receives."""
-        if isinstance(head, GradientDone):
-            cycle = self._cycles.get(sender)
-            if cycle is not None and cycle.number == head.cycle:
-                self._close(sender, cycle, head)
-        elif isinstance(head, PushStaged):
+        if isinstance(head, PushStaged):
             cycle = self._cycles.get(head.worker)
             if cycle is not None and cycle.number == head.cycle:
                 blocks = len(blocks_in(head.runs))
-                cycle.staged[sender] = now, blocks + cycle.staged.get(sender, (0.0, 0))[1]
-                if head.done is not None:
+                if cycle.staged:
+                    blocks += cycle.staged.pop(sender, (0.0, 0))[1]
+                if head.done is None:
+                    cycle.staged[sender] = now, blocks
+                else:
                     self._close(head.worker, cycle, head.done)
+                    self._count(head.worker, sender, cycle, head.done, now, blocks)
+        elif isinstance(head, GradientDone):
+            cycle = self._cycles.get(sender)
+            if cycle is not None and cycle.number == head.cycle:
+                self._close(sender, cycle, head)
 
     def _close(self, worker: str, cycle: _Cycle, done: GradientDone) -> None:
         """Count what has been staged so far."""
-        busy = done.pull_seconds + done.compute_seconds
-        for server, (at, blocks) in cycle.staged.items():
-            spent = max(at - cycle.released_seconds - busy, 0.0)
-            found = self._found.get((worker, server))
-            if found is None:
-                found = self._found[worker, server] = deque(maxlen=_MOST_PUSHES)
-            found.append((spent, blocks))
-        cycle.staged.clear()
+        if cycle.staged:
+            for server, (at, blocks) in cycle.staged.items():
+                self._count(worker, server, cycle, done, at, blocks)
+            cycle.staged.clear()
+
+    def _count(self, worker: str, server: str, cycle: _Cycle, done: GradientDone, at: float, blocks: int) -> None:
+        found = self._found.get((worker, server))
+        if found is None:
+            found = self._found[worker, server] = deque(maxlen=_MOST_PUSHES)
+        spent = at - cycle.released_seconds - done.pull_seconds - done.compute_seconds
+        found.append((spent if spent > 0.0 else 0.0, blocks))
 
     def take(self) -> dict[NodePair, Transfer]:
         """Transfers that were completed since the last call."""

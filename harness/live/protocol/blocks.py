@@ -25,6 +25,7 @@ __all__ = [
     "blocks_in",
     "members",
     "moves_to",
+    "one_of",
     "overlap",
     "owners_of",
     "runs_of",
@@ -118,6 +119,12 @@ def runs_of(blocks: Blocks) -> Runs:
 def blocks_in(runs: Runs) -> Blocks:
     """All blocks of some runs."""
     return frozenset(b for first, end in runs for b in range(first, end))
+
+
+def one_of(blocks: Blocks) -> Blocks:
+    """The same blocks, as the one object that `blocks_in` gives of their runs: who has it, need not compare them one by
+    one."""
+    return blocks_in(runs_of(blocks))
 
 
 def overlap(runs: Runs, others: Runs) -> Iterator[tuple[int, int, int]]:

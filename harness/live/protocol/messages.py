@@ -14,7 +14,7 @@ numbers and gradients of the rows that the push touches. A block of which it tou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from numpy.typing import NDArray
@@ -408,7 +408,7 @@ def may_send(sender: str, head: Head) -> bool:
     return role is None or sender == role or sender.startswith(role + "/")
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True):
     """One message. Neither side may write to its arrays: they can be shared memory, or kept by the sender."""
 
     head: Head

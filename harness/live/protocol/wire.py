@@ -1,8 +1,9 @@
 """Messages as frames of bytes, and back: a first frame that describes the message, then each array as a frame of its own
-memory, so that neither side copies it.
+memory, so that neither side copies it. Short arrays follow in the first frame: to copy them takes less time than a frame.
 
-The first frame is a magic number, the version of this format (two bytes, little-endian), and a MessagePack row: sender, its
-generation, the view, (type, length) of every array, the head. Everything that arrives is checked before it is used.
+The first frame is a magic number, the version of this format (two bytes), two zeros, the length of a row (four bytes), all
+little-endian, and the row in MessagePack: sender, its generation, the view, (type, length) of every array, the head. Zeros
+after it make its length a multiple of four. Everything that arrives is checked before it is used.
 """
 
 from __future__ import annotations
@@ -17,9 +18,24 @@ import numpy as np
 from harness.live.protocol import messages
 from harness.live.protocol.messages import Array, Message
 
-__all__ = ["LARGEST_BYTES", "VERSION", "Beat", "Buffer", "Peers", "Unreadable", "byte_count", "decode", "encode", "signal"]
+__all__ = [
+    "LARGEST_BYTES",
+    "SHORT_BYTES",
+    "VERSION",
+    "Beat",
+    "Buffer",
+    "Peers",
+    "Unreadable",
+    "byte_count",
+    "decode",
+    "encode",
+    "signal",
+]
 
-VERSION = 6
+VERSION = 7
+SHORT_BYTES = 60 * 2**10
+"""Arrays of at most so many bytes in all follow in the first frame: with it, they fit into one packet of 64 KiB."""
+
 LARGEST_BYTES = 2**31
 """Limit of one frame: half a billion parameters in one run. The receiver refuses larger ones before it allocates memory."""
 
@@ -31,9 +47,9 @@ def byte_count(frame: Buffer) -> int:
     return len(frame) if isinstance(frame, bytes) else frame.nbytes
 
 
-_MARK = struct.Struct("<4sH")
+_MARK = struct.Struct("<4sHxxI")  # program, version, bytes of the row
 _PROGRAM = b"PSLV"
-_BEGIN = _MARK.pack(_PROGRAM, VERSION)
+_FILL = (b"", bytes(3), bytes(2), bytes(1))  # by the bytes of the row over a multiple of four: arrays are aligned
 _TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2"), "i4": np.dtype("<i4")}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
@@ -70,9 +86,10 @@ _decoder = msgspec.msgpack.Decoder(_First)
 
 
 def encode(sender: str, message: Message) -> list[Buffer]:
-    """The frames of a message; arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
+    """The frames of a message; long arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
     kinds: list[tuple[str, int]] = []
     data: list[Buffer] = []
+    bytes_left = SHORT_BYTES
     for array in message.arrays:
         kind = _NAMES.get(array.dtype)
         if kind is None or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
@@ -82,50 +99,78 @@ def encode(sender: str, message: Message) -> list[Buffer]:
             )
         kinds.append((kind, array.size))
         data.append(np.ascontiguousarray(array).data)
+        bytes_left -= array.nbytes
     head: Any = message.head
-    first = _encoder.encode(_First(sender, message.generation, message.view, tuple(kinds), head))
-    return [_BEGIN + first, *data]
+    row = _encoder.encode(_First(sender, message.generation, message.view, tuple(kinds), head))
+    first = _MARK.pack(_PROGRAM, VERSION, len(row)), row, _FILL[len(row) & 3]
+    return [b"".join((*first, *data))] if bytes_left >= 0 else [b"".join(first), *data]
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
     """(sender, message); its arrays are read-only views of the frames.
 
-    Raises Unreadable for garbage, for another version, and if a frame's length differs from what the first one says.
+    Raises Unreadable for garbage, for another version, and if there are more or fewer bytes than the first frame says.
     """
-    first = bytes(frames[0]) if frames else b""
-    if not first.startswith(_BEGIN):
-        raise _foreign(first)
+    first = frames[0] if frames else b""
+    if len(first) < _MARK.size:
+        raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
+    program, version, length = _MARK.unpack_from(first)
+    if program != _PROGRAM or version != VERSION:
+        raise _foreign(program, version)
+    whole, end = memoryview(first).toreadonly(), _MARK.size + length
     try:
-        said = _decoder.decode(first[_MARK.size :])
+        said = _decoder.decode(whole[_MARK.size : end])
     # msgspec raises the last two for bytes that are no text, and for rows nested too deeply.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
-    if len(said.arrays) != len(frames) - 1:
+    end += -length & 3
+    if len(frames) == 1:
+        arrays = _short(said.arrays, whole, end)
+    elif len(said.arrays) != len(frames) - 1 or len(first) != end:
         raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
-    arrays = tuple([_array(*kind, frame) for kind, frame in zip(said.arrays, frames[1:], strict=True)])
+    else:
+        arrays = tuple([_array(*kind, frame) for kind, frame in zip(said.arrays, frames[1:], strict=True)])
     head: Any = said.head
     return said.sender, Message(head, arrays, said.view, said.generation)
 
 
-def _foreign(first: bytes) -> Unreadable:
+def _foreign(program: bytes, version: int) -> Unreadable:
     """Why a frame is not the first one of a message."""
-    if len(first) < _MARK.size:
-        return Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
-    name, version = _MARK.unpack_from(first)
-    if name != _PROGRAM:
-        return Unreadable(f"Cannot read a message that begins with {name!r}: another program sent it.")
+    if program != _PROGRAM:
+        return Unreadable(f"Cannot read a message that begins with {program!r}: another program sent it.")
     return Unreadable(f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere.")
 
 
+def _short(kinds: Sequence[tuple[str, int]], first: memoryview, at: int) -> tuple[Array, ...]:
+    """The arrays that follow in the first frame, from byte `at` on."""
+    made: list[Array] = []
+    for kind, size in kinds:
+        dtype = _type(kind)
+        end = at + size * dtype.itemsize
+        if not at <= end <= len(first):
+            raise _cut(kind, size, len(first) - at)
+        made.append(np.frombuffer(first, dtype, size, at))
+        at = end
+    if at != len(first):
+        raise Unreadable(f"Cannot read a message of {len(first)} bytes: its head says {at}.")
+    return tuple(made)
+
+
 def _array(kind: str, size: int, frame: Buffer) -> Array:
-    dtype = _TYPES.get(kind)
-    if dtype is None:
-        raise Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.")
-    given = byte_count(frame)
+    dtype, given = _type(kind), byte_count(frame)
     if not 0 <= size * dtype.itemsize == given:
-        raise Unreadable(
-            f"Cannot read an array of {size} numbers of {kind} from {given} bytes: it was cut short or damaged."
-        )
+        raise _cut(kind, size, given)
     made: Array = np.frombuffer(frame, dtype)
     made.flags.writeable = False  # the frame may be another process's memory
     return made
+
+
+def _type(kind: str) -> np.dtype[Any]:
+    try:
+        return _TYPES[kind]
+    except KeyError:
+        raise Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.") from None
+
+
+def _cut(kind: str, size: int, given: int) -> Unreadable:
+    return Unreadable(f"Cannot read an array of {size} numbers of {kind} from {given} bytes: it was cut short or damaged.")

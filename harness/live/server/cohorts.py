@@ -6,7 +6,7 @@ their own.
 
 from __future__ import annotations
 
-from harness.live.protocol.blocks import Blocks, Runs, runs_of
+from harness.live.protocol.blocks import Blocks, Runs, one_of, runs_of
 
 __all__ = ["Cohort", "Cohorts"]
 
@@ -15,7 +15,8 @@ class Cohort:
     """Blocks to which the log is applied up to the same entry, `position`."""
 
     def __init__(self, blocks: Blocks, position: int) -> None:
-        self.blocks, self.position = blocks, position
+        self.position = position
+        self.blocks = one_of(blocks)
         self.done: dict[str, int] = {}  # the last committed cycle, by worker
 
     @property
@@ -46,7 +47,7 @@ class Cohorts:
         for cohort in sorted(self.all, key=lambda c: -len(c.done)):
             same = kept.setdefault(cohort.position, cohort)
             if same is not cohort:
-                same.blocks |= cohort.blocks
+                same.blocks = one_of(same.blocks | cohort.blocks)
                 same.done = {w: max(same.done.get(w, 0), cohort.done.get(w, 0)) for w in {**same.done, **cohort.done}}
         merged = len(kept) < len(self.all)
         self.all = [c for c in kept.values() if c.blocks]

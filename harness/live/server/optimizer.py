@@ -119,6 +119,8 @@ def slots(optimizer: str) -> tuple[str, ...]:
 def step(optimizer: str, parameters: Array, kept: Mapping[str, Array], gradient: Array, rates: Rates, made: Array) -> Array:
     """One step: writes the new parameters to `made`, and updates the slots `kept` in place. All are [n] float32."""
     compute = _STEPS[optimizer][1]
+    if len(parameters) <= _PIECE:
+        return np.subtract(parameters, compute(made, kept, gradient, rates), out=made)
     for start in range(0, len(parameters), _PIECE):
         piece = slice(start, start + _PIECE)
         part = made[piece]

@@ -29,7 +29,8 @@ Gradients: TypeAlias = list[PushPart]
 
 def cut(layout: Layout, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Cuts:
     """Select `blocks` from the arrays of `runs`, as views."""
-    if blocks == blocks_in(runs):  # the usual case, and the fastest
+    whole = blocks_in(runs)
+    if blocks is whole or blocks == whole:  # the usual case, and the fastest
         return list(zip(runs, arrays, strict=True))
     made = []
     for i, first, end in overlap(runs, runs_of(blocks)):
@@ -173,13 +174,18 @@ class Staging:
 
     def blocks(self, worker: str, cycle: int) -> Blocks:
         """The blocks of a push that are staged here."""
-        return self._pushes.get(worker, {}).get(cycle, (frozenset(), []))[0]
+        pushes = self._pushes.get(worker)
+        return frozenset() if pushes is None or cycle not in pushes else pushes[cycle][0]
 
     def add(self, worker: str, cycle: int, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> None:
         """Stage `blocks` of a push from the arrays of `runs`, without those that are staged already."""
-        have, pieces = self._pushes.setdefault(worker, {}).get(cycle, (frozenset[int](), []))
+        pushes = self._pushes.setdefault(worker, {})
+        if cycle not in pushes:
+            pushes[cycle] = blocks, self._parts(runs, arrays, blocks)
+            return
+        have, pieces = pushes[cycle]
         new = blocks - have
-        self._pushes[worker][cycle] = have | new, pieces + self._parts(runs, arrays, new)
+        pushes[cycle] = have | new, pieces + self._parts(runs, arrays, new)
 
     def arrays_of(self, part: StagedPart) -> int:
         """How many arrays that part of a push has."""
@@ -212,7 +218,7 @@ class Staging:
 
     def _remove(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:
         have, pieces = self._pushes[worker][cycle]
-        if have <= blocks:
+        if have is blocks or have <= blocks:
             del self._pushes[worker][cycle]
             return pieces
         self._pushes[worker][cycle] = have - blocks, [p for g in pieces for p in self._parts(*g, have - blocks)]

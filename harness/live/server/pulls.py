@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, runs_of
@@ -16,7 +17,8 @@ from harness.live.server.store import Store
 __all__ = ["Pulls"]
 
 
-class _Parameters(NamedTuple):
+@dataclass(slots=True)
+class _Parameters:
     """A copy of the parameters of some blocks. No entry from `since` up to, but without, `until` changes them."""
 
     arrays: tuple[Array, ...]
@@ -54,6 +56,8 @@ class Pulls:
 
     def answer(self) -> None:
         """Answer the pulls whose blocks are all here and recent enough."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         for wait in waiting:
             sender, pull = wait.sender, wait.pull
@@ -97,7 +101,7 @@ class Pulls:
         self._changed[branch] = index
         for key, copy in self._copies.items():
             if key[0] == branch and copy.until is None:
-                self._copies[key] = copy._replace(until=index)
+                copy.until = index
 
     def forget_copies(self) -> None:
         """Blocks have come or gone: copies of other blocks are of no use."""

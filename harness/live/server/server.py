@@ -39,6 +39,9 @@ from harness.live.server.store import Store
 
 __all__ = ["Server"]
 
+_AFTER = (StagePush, Pull)  # messages whose sender knew the log up to `after`
+_AS_OF = (BlockData, FetchBlocks)  # up to `index`
+
 
 class Server:
     """The core of a server process, without sockets, threads or a clock: it sends only in response to what it receives.
@@ -95,10 +98,10 @@ class Server:
         match head:
             case LogAppend():
                 self._on_log(sender, head)
-            case Pull():
-                self._on_pull(sender, head, arrays)
             case StagePush():
                 self._on_stage(sender, head, arrays)
+            case Pull():
+                self._on_pull(sender, head, arrays)
             case BlockData():
                 self._on_data(head, arrays)
             case SnapshotCopy():
@@ -111,9 +114,9 @@ class Server:
 
     def _is_ahead(self, head: Head) -> bool:
         """Whether the sender knew a later entry of the log than this server does."""
-        if isinstance(head, Pull | StagePush):
+        if isinstance(head, _AFTER):
             return head.after > self._log_end
-        return isinstance(head, BlockData | FetchBlocks) and head.index > self._log_end
+        return isinstance(head, _AS_OF) and head.index > self._log_end
 
     def _receive_deferred(self) -> None:
         """The log or the view has advanced: handle the messages that waited for it."""
@@ -132,15 +135,15 @@ class Server:
             return
         self._log_end = head.index
         self._log[head.index] = head.entry
-        if isinstance(head.entry, MoveEntry):
+        if isinstance(head.entry, CommitEntry):
+            # The workers that it releases get all blocks of this server, so fetch those that are still elsewhere.
+            if head.entry.released:
+                self._handover.fetch_all()
+        elif isinstance(head.entry, MoveEntry):
             self._table.move(head.index, head.entry)
             if head.entry.target == self.name:
                 source = head.entry.source if head.entry.on_demand else None
                 self._handover.expect(blocks_in(head.entry.runs), head.index, source)
-        elif isinstance(head.entry, CommitEntry):
-            # The workers that it releases get all blocks of this server, so fetch those that are still elsewhere.
-            if head.entry.released:
-                self._handover.fetch_all()
         elif isinstance(head.entry, DropEntry):
             # At once, before any block gets to this entry: the worker may still send.
             self._members[head.entry.worker] = head.entry.generation + 1
@@ -157,13 +160,13 @@ class Server:
         if self._cohorts.merge():
             # Copies were taken while one of the two was behind.
             self._pulls.forget_copies()
+        positions = [c.position for c in self._cohorts.all]
         # Blocks that have not arrived yet will need the log from their move on.
-        positions = [c.position for c in self._cohorts.all] + list(self._handover.awaited.values())
-        oldest = min(positions, default=self._log_end)
-        for index in [i for i in self._log if i <= oldest]:
+        oldest = min(*positions, *self._handover.awaited.values(), self._log_end)
+        while self._log and (index := next(iter(self._log))) <= oldest:
             del self._log[index]
         # A freed branch stays until the last cohort has passed that entry: cohorts behind it still apply its commits.
-        for branch in [b for b, index in self._freed.items() if index <= oldest]:
+        for branch in [b for b, index in self._freed.items() if index <= oldest] if self._freed else ():
             del self._freed[branch]
             self._store.branches.pop(branch, None)
             self._pulls.forget_branch(branch)
@@ -189,8 +192,10 @@ class Server:
         return True
 
     def _commit(self, cohort: Cohort, commit: CommitEntry) -> bool:
-        if commit.accept and not cohort.blocks <= self._staging.blocks(commit.worker, commit.cycle):
-            return False
+        if commit.accept:
+            staged = self._staging.blocks(commit.worker, commit.cycle)
+            if staged is not cohort.blocks and not cohort.blocks <= staged:
+                return False
         # Also if it is not accepted: what is staged of it is no longer needed.
         pieces = self._staging.take(commit.worker, commit.cycle, cohort.blocks)
         self._store.apply(commit, cohort.runs, pieces if commit.accept else [])

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
 
-__all__ = ["MOST_BUFFERS", "head_and_bytes", "head_bytes", "sizes_in"]
+__all__ = ["MOST_BUFFERS", "frames_in", "head_and_bytes", "head_bytes", "sizes_in"]
 
 MOST_BUFFERS = 1000  # that are sent at once; the kernel takes 1024
 _MOST_FRAMES = 8000  # of a message: their sizes are in one packet
@@ -20,8 +20,15 @@ def _head(count: int) -> struct.Struct:
     return struct.Struct(f"<I{count}Q")
 
 
+_SIZE_BYTES = 8
+_OF_ONE = _head(1)  # most messages have one frame
+
+
 def head_and_bytes(frames: Sequence[Buffer]) -> tuple[bytes, int]:
     """How a message of these frames begins, and how many bytes it has with that."""
+    if len(frames) == 1:
+        size = byte_count(frames[0])
+        return _OF_ONE.pack(1, size), _OF_ONE.size + size
     sizes = list(map(byte_count, frames))
     head = _head(len(sizes))
     return head.pack(len(sizes), *sizes), head.size + sum(sizes)
@@ -29,21 +36,34 @@ def head_and_bytes(frames: Sequence[Buffer]) -> tuple[bytes, int]:
 
 def head_bytes(sizes: Sequence[int]) -> int:
     """How many bytes the beginning of a message with so many sizes has."""
-    return _head(len(sizes)).size
+    return _COUNT.size + _SIZE_BYTES * len(sizes)
 
 
-def sizes_in(data: memoryview) -> tuple[int, ...] | None:
-    """The sizes of a message's frames, from its first bytes; None if there are too few. Raises Unreadable for what no
-    message begins with."""
-    if len(data) < _COUNT.size:
+def sizes_in(data: Buffer, at: int = 0) -> tuple[int, ...] | None:
+    """The sizes of a message's frames, from its first bytes, which are `at` in `data`; None if there are too few. Raises
+    Unreadable for what no message begins with."""
+    held = len(data) - at
+    if held < _COUNT.size:
         return None
-    (count,) = _COUNT.unpack_from(data)
+    (count,) = _COUNT.unpack_from(data, at)
     if not 0 < count <= _MOST_FRAMES:
         raise Unreadable(f"Cannot read a message of {count} frames.")
-    head = _head(count)
-    if len(data) < head.size:
+    head = _OF_ONE if count == 1 else _head(count)
+    if held < head.size:
         return None
-    sizes: tuple[int, ...] = head.unpack_from(data)[1:]
+    sizes: tuple[int, ...] = head.unpack_from(data, at)[1:]
     if max(sizes) > LARGEST_BYTES:
         raise Unreadable(f"Cannot read a frame of {max(sizes)} bytes: at most {LARGEST_BYTES} are accepted.")
     return sizes
+
+
+def frames_in(data: bytes, at: int, sizes: Sequence[int]) -> list[Buffer]:
+    """Frames of these sizes, one after the other from byte `at` on, without a copy."""
+    whole = memoryview(data)
+    if len(sizes) == 1:
+        return [whole[at : at + sizes[0]]]
+    frames: list[Buffer] = []
+    for size in sizes:
+        frames.append(whole[at : at + size])
+        at += size
+    return frames

@@ -41,20 +41,17 @@ class Outlets(Generic[Line]):
 
     def __init__(self, events: select.epoll) -> None:
         self._events = events
-        self._lines: dict[str, Line] = {}
+        self.lines: dict[str, Line] = {}  # by peer
         self._full: dict[int, str] = {}  # peers for which something waits, by descriptor
-
-    def __contains__(self, peer: str) -> bool:
-        return peer in self._lines
 
     def add(self, peer: str, line: Line) -> None:
         """Send to that peer by this line from now on."""
         self.forget(peer)
-        self._lines[peer] = line
+        self.lines[peer] = line
 
     def forget(self, peer: str) -> None:
         """Close the line to a peer, and drop what waits."""
-        line = self._lines.pop(peer, None)
+        line = self.lines.pop(peer, None)
         if line is not None:
             self._full.pop(line.socket.fileno(), None)
             line.socket.close()  # also ends its registration
@@ -62,7 +59,7 @@ class Outlets(Generic[Line]):
     def send(self, peer: str, frames: Sequence[Buffer]) -> bool:
         """Send a message on the peer's line; returns at once. False: it is dropped, because too much waits. Raises OSError,
         and closes the line, if the peer has closed it."""
-        line = self._lines[peer]
+        line = self.lines[peer]
         try:
             sent = line.send(frames)
         except OSError:
@@ -77,7 +74,7 @@ class Outlets(Generic[Line]):
         """`events` has reported this descriptor: send what waits there, if it is one of these lines."""
         if (peer := self._full.get(descriptor)) is None:
             return
-        line = self._lines[peer]
+        line = self.lines[peer]
         try:
             line.flush()
         except OSError:
@@ -89,5 +86,5 @@ class Outlets(Generic[Line]):
 
     def close(self) -> None:
         """Close all lines, and drop what waits."""
-        for peer in list(self._lines):
+        for peer in list(self.lines):
             self.forget(peer)

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer, Unreadable, byte_count
-from harness.live.transport.framing import MOST_BUFFERS, head_and_bytes, head_bytes, sizes_in
+from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
 from harness.live.transport.outlets import Outlets
 from harness.live.transport.transport import Received
 
@@ -101,7 +101,7 @@ class _LineIn:
 
     def __init__(self, made: socket.socket) -> None:
         self.socket = made
-        self._bytes, self._held = memoryview(bytearray(_READ_BYTES)), 0  # the first of them begin a message
+        self._held = b""  # begins a message
         self._frames: list[memoryview] = []  # of a message that is longer
         self._unfilled: deque[memoryview] = deque()  # what is still to come of it
 
@@ -117,10 +117,12 @@ class _LineIn:
                 self._unfilled.popleft()
                 if not self._unfilled:
                     return [self._completed()]
-            self._held += self._received(self._bytes[self._held :])
+            data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return []
-        return self._parsed()
+        if not data:
+            raise EOFError
+        return self._parsed(self._held + data if self._held else data)
 
     def _received(self, into: memoryview) -> int:
         size = self.socket.recv_into(into)
@@ -132,27 +134,22 @@ class _LineIn:
         frames, self._frames = self._frames, []
         return [bytes(frames[0]), *(frame.toreadonly() for frame in frames[1:])]
 
-    def _parsed(self) -> list[Sequence[Buffer]]:
+    def _parsed(self, data: bytes) -> list[Sequence[Buffer]]:
         found: list[Sequence[Buffer]] = []
-        data = self._bytes[: self._held]
-        while data and (sizes := sizes_in(data)) is not None:
-            start = head_bytes(sizes)
+        at = 0
+        while at < len(data) and (sizes := sizes_in(data, at)) is not None:
+            start = at + head_bytes(sizes)
             end = start + sum(sizes)
-            if end > _READ_BYTES:
-                self._begin_long(sizes, data[start:])
-                data = data[:0]
-                break
-            if end > len(data):
-                break
-            frames = []
-            for size in sizes:
-                frames.append(bytes(data[start : start + size]))
-                start += size
-            found.append(frames)
-            data = data[end:]
-        if data and found:  # what is left begins the next message
-            self._bytes[: len(data)] = data
-        self._held = len(data)
+            if end <= len(data):
+                # Views of what has come: nothing else is ever written there.
+                found.append(frames_in(data, start, sizes))
+                at = end
+                continue
+            if end - at > _READ_BYTES:
+                self._begin_long(sizes, memoryview(data)[start:])
+                at = len(data)
+            break
+        self._held = data[at:]  # begins the next message
         return found
 
     def _begin_long(self, sizes: Sequence[int], data: memoryview) -> None:
@@ -186,7 +183,7 @@ class _PlainSender:
         if peer not in self._places:
             return
         try:
-            if peer not in self._outlets:
+            if peer not in self._outlets.lines:
                 self._outlets.add(peer, _LineOut(self._opened(), self._places[peer]))
             if not self._outlets.send(peer, frames) and peer not in self._refused:
                 self._refused.add(peer)

@@ -6,7 +6,9 @@ There are two: `harness.live.transport.zeromq`, and `harness.live.transport.ray_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer
@@ -14,7 +16,7 @@ from harness.live.protocol.wire import Buffer
 __all__ = ["Received", "Sender", "Transport"]
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True):
     """A message that has arrived."""
 
     caller: str | None  # the peer that sent it, as the transport has proved; None: the transport cannot tell

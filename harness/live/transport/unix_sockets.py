@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from harness.live.protocol.wire import Buffer, Unreadable
-from harness.live.transport.framing import MOST_BUFFERS, head_and_bytes, head_bytes, sizes_in
+from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
 from harness.live.transport.outlets import Outlets
 
 __all__ = ["TICKET_BYTES", "UnixSockets"]
@@ -110,7 +110,7 @@ class _LineIn:
         self._frames: list[bytearray] = []  # of a message that comes in several packets
         self._filled = [0, 0]  # its frames that are complete, and the bytes of the next one
 
-    def message(self, packet: memoryview) -> Sequence[Buffer] | None:
+    def message(self, packet: bytes) -> Sequence[Buffer] | None:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
@@ -118,17 +118,13 @@ class _LineIn:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
         at = head_bytes(sizes)
         if len(packet) == at + sum(sizes):
-            frames = []
-            for size in sizes:
-                frames.append(bytes(packet[at : at + size]))  # a copy: the next packet takes the place of this one
-                at += size
-            return frames
+            return frames_in(packet, at, sizes)
         if len(packet) != at:
             raise Unreadable(f"Cannot read a message of {sum(sizes)} bytes, of which {len(packet) - at} came.")
         self._frames, self._filled = [bytearray(size) for size in sizes], [0, 0]
         return None
 
-    def _more(self, packet: memoryview) -> Sequence[Buffer] | None:
+    def _more(self, packet: bytes) -> Sequence[Buffer] | None:
         frames = self._frames
         number, start = self._filled
         while start == len(frames[number]):  # the frame before, or an empty one
@@ -163,7 +159,6 @@ class UnixSockets:
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
         self._arrived: deque[tuple[str, Sequence[Buffer]]] = deque()
-        self._packet = memoryview(bytearray(_PACKET_BYTES))
 
     # --------------------------------------------------------------------------------------------------------------- send
 
@@ -176,7 +171,7 @@ class UnixSockets:
         return ticket
 
     def __contains__(self, peer: str) -> bool:
-        return peer in self._out
+        return peer in self._out.lines
 
     def forget(self, peer: str) -> None:
         """Close the line to a peer, and drop what waits."""
@@ -242,19 +237,19 @@ class UnixSockets:
 
     def _read(self, line: _LineIn) -> None:
         try:
-            size = line.socket.recv_into(self._packet)
+            packet = line.socket.recv(_PACKET_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            size = 0
-        if not size:  # the other end has closed it
+            packet = b""
+        if not packet:  # the other end has closed it
             self._close(line)
         elif line.key:
-            message = line.message(self._packet[:size])
+            message = line.message(packet)
             if message is not None:
                 self._arrived.append((line.key, message))
         else:
-            self._present(line, bytes(self._packet[:size]))
+            self._present(line, packet)
 
     def _present(self, line: _LineIn, ticket: bytes) -> None:
         """A caller's ticket has come on its line."""

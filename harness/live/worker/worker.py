@@ -112,6 +112,8 @@ class Worker:
 
     def _handle(self, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
+            case UnaskedBlocks():
+                self._on_given(head, arrays)
             case Release():
                 if self._work is None or head.cycle > self._work.cycle:
                     self._terms = head
@@ -119,8 +121,6 @@ class Worker:
                     self._begin(head)
             case Pulled():
                 self._begin_task(self._pulling.answered(head, arrays))
-            case UnaskedBlocks():
-                self._on_given(head, arrays)
             case Redirect():
                 self._on_redirect(head)
             case OwnerTable():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from operator import is_, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -50,9 +51,13 @@ class Decider:
         """The decision about a push. Nobody may write to the arrays of `push` and `state` later."""
         if self._steps is None:
             return _by_jax(self._decide, state, push)
-        given = *jax.tree.leaves(state), push.worker, push.clocks, push.waiting, push.active, push.staleness
-        *leaves, accept, step, release = self._steps.run(given)
-        return Decided(jax.tree.unflatten(self._structure, leaves), bool(accept), bool(step), release)
+        leaves = jax.tree.leaves(state)
+        *new, accept, step, release = self._steps.run(
+            (*leaves, push.worker, push.clocks, push.waiting, push.active, push.staleness)
+        )
+        if not all(map(is_, new, leaves)):
+            state = jax.tree.unflatten(self._structure, new)
+        return Decided(state, bool(accept), bool(step), release)
 
 
 # ---------------------------------------------------------------------------------------------------------- compiled by JAX
@@ -96,20 +101,28 @@ class _NeedsJax(Exception):
     """A policy calculates something that is not done in NumPy here."""
 
 
+_Pick: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def _picking(numbers: Sequence[int]) -> _Pick:
+    """Picks the values of these numbers, at least one, from all of them."""
+    return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))
+
+
 class _Steps:
     """A calculation, step by step, on numbered values: those that are given, constants, and results of steps."""
 
     def __init__(self, given: int) -> None:
         self._given = given  # how many values are given; they have the first numbers
         self._others: list[Any] = []  # constants; None where a step writes
-        self._steps: list[tuple[Callable[..., Any], list[int], int]] = []  # function, its arguments, its result
+        self._steps: list[tuple[Callable[..., Any], _Pick, int]] = []  # function, its arguments, its result
         self.results: list[int] = []
 
     def run(self, given: Sequence[Any]) -> list[Any]:
         """The results, from the values that are given."""
         values = [*given, *self._others]
-        for function, arguments, result in self._steps:
-            values[result] = function(*[values[a] for a in arguments])
+        for function, pick, result in self._steps:
+            values[result] = function(*pick(values))
         return [values[r] for r in self.results]
 
     def add(self, traced: Any, arguments: Sequence[int]) -> list[int]:
@@ -141,7 +154,7 @@ class _Steps:
             return self._constant(function(*known))
         self._others.append(None)
         result = self._given + len(self._others) - 1
-        self._steps.append((function, arguments, result))
+        self._steps.append((function, _picking(arguments), result))
         return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from harness.live.coordinator.ledger.journal import Journal
@@ -13,6 +14,12 @@ from harness.live.protocol.log import CommitEntry, LogEntry, MoveEntry
 from harness.live.protocol.messages import COORDINATOR, Array, Head, LogAppend, Message, OwnerTable, Send
 
 __all__ = ["Ledger"]
+
+
+@lru_cache(maxsize=16)
+def _servers_among(members: tuple[str, ...]) -> tuple[str, ...]:
+    """Cached, because every entry is sent to all, and who is a member seldom changes."""
+    return tuple(sorted(m for m in members if m.startswith("server/")))
 
 
 class Ledger:
@@ -55,9 +62,9 @@ class Ledger:
         self.table = dict.fromkeys(self.layout.everything, COORDINATOR)
 
     @property
-    def servers(self) -> list[str]:
+    def servers(self) -> tuple[str, ...]:
         """Servers that have joined, sorted."""
-        return sorted(m for m in self.members if m.startswith("server/"))
+        return _servers_among(tuple(self.members))
 
     @property
     def workers(self) -> list[str]:
@@ -84,9 +91,10 @@ class Ledger:
             self.table.update(dict.fromkeys(blocks_in(entry.runs), entry.target))
             self.table_index = self.index
         # One message to all, so that it is encoded once.
-        message = Message(LogAppend(self.index, entry), (), self.view, self.generation)
-        for name in () if self.replaying else self.servers:
-            self.send(name, message)
+        if not self.replaying:
+            message = Message(LogAppend(self.index, entry), (), self.view, self.generation)
+            for name in self.servers:
+                self.send(name, message)
         return self.index
 
     def write(self, *record: Any) -> None:
@@ -115,7 +123,10 @@ class Ledger:
     def oldest_commit(self, worker: str) -> int | None:
         """The cycle of a worker's first push that is not durable yet; None if all are."""
         # Every release asks. A worker's cycles are committed in order, so the first entry that is its own has the lowest.
-        return next((e.cycle for e in self.entries.values() if isinstance(e, CommitEntry) and e.worker == worker), None)
+        for entry in self.entries.values():
+            if isinstance(entry, CommitEntry) and entry.worker == worker:
+                return entry.cycle
+        return None
 
     def last_commit(self, worker: str) -> int:
         """The entry of a worker's last push that is not durable yet; 0 if all are."""
