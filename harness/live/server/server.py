@@ -229,8 +229,10 @@ class Server:
         # Also for blocks that were staged before: the first acknowledgement may be lost.
         if mine:
             self._outbox.tell(COORDINATOR, PushStaged(sender, head.cycle, runs_of(mine), head.done))
-        if any(c.position < self._log_end for c in self._cohorts.all):
-            self._advance()
+        for cohort in self._cohorts.all:
+            if cohort.position < self._log_end:
+                self._advance()
+                return
 
     def _on_data(self, head: BlockData, arrays: tuple[Array, ...]) -> None:
         piece = self._handover.arrived(head, arrays)

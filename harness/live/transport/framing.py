@@ -28,7 +28,7 @@ def head_and_bytes(frames: Sequence[Buffer]) -> tuple[bytes, int]:
     """How a message of these frames begins, and how many bytes it has with that."""
     if len(frames) == 1:
         size = byte_count(frames[0])
-        return _OF_ONE.pack(1, size), _OF_ONE.size + size
+        return _OF_ONE.pack(1, size), _COUNT.size + _SIZE_BYTES + size
     sizes = list(map(byte_count, frames))
     head = _head(len(sizes))
     return head.pack(len(sizes), *sizes), head.size + sum(sizes)

@@ -85,6 +85,20 @@ def test_decisions_are_those_of_the_compiled_policy(policy: SyncPolicy, seed: in
             assert np.array_equal(leaf, other)
 
 
+@pytest.mark.parametrize("policy", [*COUNTING, *OTHERS, IN_TURN], ids=lambda p: p.name)
+def test_without_groups_all_but_the_step_is_decided_alike(policy: SyncPolicy) -> None:
+    active = pushes(0, 1)[0].active
+    mine = theirs = jax.tree.map(np.asarray, policy.init(active))
+    each, grouped = (Decider(policy.decide, mine, NODES, groups=groups) for groups in (False, True))
+    for push in pushes(0, 60):
+        found, other = each(mine, push), grouped(theirs, push)
+        assert found.accept == other.accept
+        assert np.array_equal(found.release, other.release)
+        mine, theirs = found.state, other.state
+        for leaf, same in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+            assert np.array_equal(leaf, same)
+
+
 @pytest.mark.parametrize("policy", [*COUNTING, IN_TURN], ids=lambda p: p.name)
 def test_a_policy_that_counts_needs_no_program(policy: SyncPolicy) -> None:
     state = jax.tree.map(np.asarray, policy.init(np.ones(NODES, bool)))

@@ -83,6 +83,25 @@ def test_what_comes_in_pieces_is_put_together(ends):
     assert got == sent
 
 
+def test_a_message_that_is_a_little_longer_than_what_is_read_at_once(ends):
+    other = ends()
+    one, listener = socket.socket(), urlsplit(other.address)
+    sent = [[b"1" * (plain_tcp._READ_BYTES - 12 + more)] for more in range(-2, 9)] + [[b"2"]]
+    stream = b"".join((1).to_bytes(4, "little") + len(f).to_bytes(8, "little") + f for (f,) in sent)
+    with one:
+        one.connect((listener.hostname, listener.port))
+        one.send(stream[:6])
+        assert other.receive(0.05) is None
+        one.settimeout(0.0)
+        at, got = 6, []
+        while len(got) < len(sent):
+            with suppress(BlockingIOError):
+                at += one.send(stream[at:])
+            if (message := other.receive(0.01)) is not None:
+                got.append([bytes(frame) for frame in message.frames])
+    assert got == sent
+
+
 def test_large_arrays_are_received_in_memory_of_their_own(ends):
     one, other = ends(), ends()
     arrays = [np.random.default_rng(i).standard_normal(300_000).astype(np.float32) for i in range(2)]

@@ -302,7 +302,7 @@ class CoordinatorBranch:
             loss_after=facts.loss_after,
         )
         if self._decider is None:
-            self._decider = Decider(self.policy.decide, self.state, len(self.active))
+            self._decider = Decider(self.policy.decide, self.state, len(self.active), groups=self.groups)
         decision = self._decider(self.state, push)
         self.state = decision.state
         self._count(facts, cycle, staleness)

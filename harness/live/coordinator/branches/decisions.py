@@ -30,17 +30,18 @@ class Decided(NamedTuple):
 
     state: Any
     accept: bool
-    step: bool
+    step: bool  # of meaning only where gradients are grouped
     release: NDArray[np.bool_]  # [k]
 
 
 class Decider:
     """Decides by a policy whose state is like `state`, for so many nodes."""
 
-    def __init__(self, decide: _Decide, state: Any, nodes: int) -> None:
-        leaves, self._structure = jax.tree.flatten(state)
-        self._decide = decide
-        self._steps = _steps_of(decide, self._structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), nodes)
+    def __init__(self, decide: _Decide, state: Any, nodes: int, *, groups: bool = True) -> None:
+        """`groups`: gradients wait until the policy closes their group. Otherwise each is a step, whatever it says."""
+        self._state, (self._leaves, self._structure) = state, jax.tree.flatten(state)
+        self._decide, kinds = decide, tuple((leaf.shape, leaf.dtype) for leaf in self._leaves)
+        self._steps = _steps_of(decide, self._structure, kinds, nodes, groups)
 
     @property
     def uses_numpy(self) -> bool:
@@ -51,13 +52,15 @@ class Decider:
         """The decision about a push. Nobody may write to the arrays of `push` and `state` later."""
         if self._steps is None:
             return _by_jax(self._decide, state, push)
-        leaves = jax.tree.leaves(state)
+        if state is not self._state:
+            self._state, self._leaves = state, jax.tree.leaves(state)
+        leaves = self._leaves
         *new, accept, step, release = self._steps.run(
             (*leaves, push.worker, push.clocks, push.waiting, push.active, push.staleness)
         )
         if not all(map(is_, new, leaves)):
-            state = jax.tree.unflatten(self._structure, new)
-        return Decided(state, bool(accept), bool(step), release)
+            self._state, self._leaves = jax.tree.unflatten(self._structure, new), new
+        return Decided(self._state, bool(accept), bool(step), release)
 
 
 # ---------------------------------------------------------------------------------------------------------- compiled by JAX
@@ -115,15 +118,25 @@ class _Steps:
     def __init__(self, given: int) -> None:
         self._given = given  # how many values are given; they have the first numbers
         self._others: list[Any] = []  # constants; None where a step writes
-        self._steps: list[tuple[Callable[..., Any], _Pick, int]] = []  # function, its arguments, its result
-        self.results: list[int] = []
+        self._steps: list[tuple[Callable[..., Any], list[int], int]] = []  # function, its arguments, its result
+        self._needed: list[tuple[Callable[..., Any], _Pick, int]] = []  # those of them without which there is no result
+        self._results: list[int] = []
+
+    def give(self, results: list[int]) -> None:
+        """Calculate these results from now on, and nothing else."""
+        self._results, wanted = results, set(results)
+        self._needed.clear()
+        for function, arguments, result in reversed(self._steps):
+            if result in wanted:
+                wanted.update(arguments)
+                self._needed.insert(0, (function, _picking(arguments), result))
 
     def run(self, given: Sequence[Any]) -> list[Any]:
         """The results, from the values that are given."""
         values = [*given, *self._others]
-        for function, pick, result in self._steps:
+        for function, pick, result in self._needed:
             values[result] = function(*pick(values))
-        return [values[r] for r in self.results]
+        return [values[r] for r in self._results]
 
     def add(self, traced: Any, arguments: Sequence[int]) -> list[int]:
         """Add the steps of a function that JAX has traced; returns its results. Raises _NeedsJax."""
@@ -154,7 +167,7 @@ class _Steps:
             return self._constant(function(*known))
         self._others.append(None)
         result = self._given + len(self._others) - 1
-        self._steps.append((function, _picking(arguments), result))
+        self._steps.append((function, arguments, result))
         return result
 
 
@@ -205,7 +218,7 @@ def _function(equation: Any) -> Callable[..., Any]:
 
 
 @cache
-def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: int) -> _Steps | None:
+def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: int, groups: bool) -> _Steps | None:
     """`decide` for a state of these leaves (shape, type) in NumPy; None if it needs JAX.
 
     Takes the state's leaves, then worker, clocks, waiting, active, staleness; returns the next leaves, then accept, step,
@@ -217,7 +230,8 @@ def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: i
 
     def flat(state: Any, worker: Any, clocks: Any, waiting: Any, active: Any, staleness: Any, reals: Any) -> list[Any]:
         after, decision = decide(state, Push(worker, clocks, waiting, active, reals[0], staleness, *reals[1:]))
-        return [*jax.tree.leaves(after), *map(jnp.asarray, (decision.accept, decision.step, decision.release))]
+        step = decision.step if groups else True
+        return [*jax.tree.leaves(after), *map(jnp.asarray, (decision.accept, step, decision.release))]
 
     traced: Any = jax.make_jaxpr(flat)(state, whole, clocks, mask, mask, whole, reals)
     given = len(leaves) + 5
@@ -225,9 +239,10 @@ def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: i
     numbers = [*range(given), *[-1] * (len(traced.jaxpr.invars) - given)]
     steps = _Steps(given)
     try:
-        steps.results = steps.add(traced, numbers)
+        results = steps.add(traced, numbers)
     except _NeedsJax:
         return None
+    steps.give(results)
     # Otherwise the next state would not be like this one.
     same = [(v.aval.shape, v.aval.dtype) for v in traced.jaxpr.outvars[: len(leaves)]] == list(leaves)
-    return steps if same and -1 not in steps.results else None
+    return steps if same and -1 not in results else None

@@ -86,9 +86,7 @@ class FileJournal:
 
     def _digest(self, number: int, record: bytes) -> bytes:
         # The number is part of it: a record in another place is not the one that was written there.
-        digest = hashlib.blake2b(number.to_bytes(8, "little"), key=self._key, digest_size=16)
-        digest.update(record)
-        return digest.digest()
+        return hashlib.blake2b(number.to_bytes(8, "little") + record, key=self._key, digest_size=16).digest()
 
 
 def _write(file: FileIO, data: bytes) -> None:
