@@ -358,17 +358,19 @@ class ZmqTransport:
         """`receive` where messages may come by lines, by ZeroMQ, or in shared memory."""
         until = -1.0
         while True:
-            found = here.lines.take()
-            if found is None and self._inlet_waits:
-                found = self._by_zeromq(0.0)
+            found, ticket = here.lines.take(), b""
+            if found is None and self._inlet_waits and (found := self._by_zeromq(0.0)) is not None:
+                first = found[1][0]
+                if len(first) == _TICKET_BYTES and first[: len(_TICKET)] == _TICKET:
+                    ticket = bytes(first[len(_TICKET) :])
             if found is not None:
                 key, frames = found
-                caller, first = self._peers.get(key), frames[0]
+                caller = self._peers.get(key)
                 if caller is None:  # it was a peer when it connected, and is none any more
                     continue
-                if len(first) != _TICKET_BYTES or first[: len(_TICKET)] != _TICKET:
+                if not ticket:
                     return Received(caller, here.memory.borrow(frames))
-                here.lines.admit(bytes(first[len(_TICKET) :]), key)
+                here.lines.admit(ticket, key)
                 continue
             now = time.monotonic()
             if until < 0:
