@@ -66,7 +66,7 @@ class Coordinator:
         self._job, self._now = job, now
         self.refused = 0  # messages of an older view or generation
         ledger = self.ledger = Ledger(Layout(job.size, job.blocks, job.tables), send, journal)
-        moves, snapshots = self.moves, self._snapshots = Moves(ledger), Snapshots(ledger)
+        moves, snapshots = self.moves, self._snapshots = Moves(ledger), Snapshots(ledger, now)
         tables = self._tables = WorkerTables(ledger)
         views = self.views = Views(ledger, snapshots, moves, tables, now, job.retry_seconds)
         membership = self._membership = Membership(ledger, moves, tables, views)
@@ -159,12 +159,18 @@ class Coordinator:
         if self._job.evaluate_clocks and branch.pushes % self._job.evaluate_clocks == 0:
             self._evaluations.request(branch, automatic=True)
         self._snapshots.uncopied += 1
-        if self._snapshots.uncopied >= (self._job.snapshot_commits or _SNAPSHOT_COMMITS):
-            often = self._job.snapshot_commits or max(_SNAPSHOT_COMMITS, 4 * int(np.count_nonzero(branch.active)))
-            # Twice as rarely while another snapshot is in progress, which the new one would replace.
-            if self._snapshots.uncopied >= often * (1 + bool(self._snapshots.under_way)) and not self.views.recovering:
-                self._snapshots.take()
+        if self._is_snapshot_due(branch):
+            self._snapshots.take()
         self._repairs.dismiss_retired()
+
+    def _is_snapshot_due(self, branch: CoordinatorBranch) -> bool:
+        job, snapshots = self._job, self._snapshots
+        if snapshots.uncopied < (job.snapshot_commits or _SNAPSHOT_COMMITS):
+            return False
+        often = job.snapshot_commits or max(_SNAPSHOT_COMMITS, 4 * int(np.count_nonzero(branch.active)))
+        # Twice as rarely while another snapshot is in progress, which the new one would replace.
+        many = snapshots.uncopied >= often * (1 + bool(snapshots.under_way))
+        return many and self._now() - snapshots.taken_seconds >= job.snapshot_seconds and not self.views.recovering
 
     def _after_copy(self, complete: bool) -> None:
         if complete:

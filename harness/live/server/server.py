@@ -162,7 +162,7 @@ class Server:
             self._pulls.forget_copies()
         positions = [c.position for c in self._cohorts.all]
         # Blocks that have not arrived yet will need the log from their move on.
-        oldest = min(*positions, *self._handover.awaited.values(), self._log_end)
+        oldest = min((*positions, *self._handover.awaited.values(), self._log_end))
         while self._log and (index := next(iter(self._log))) <= oldest:
             del self._log[index]
         # A freed branch stays until the last cohort has passed that entry: cohorts behind it still apply its commits.

@@ -39,6 +39,11 @@ jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 _BLOCKS = 64
 _NO_ROW = 2**31 - 1
 
+_SMALL, _SNAPSHOT_SECONDS = 2**18, 0.05
+"""Pushes of up to so many parameters can follow each other so fast that snapshots, of which each is messages between all
+processes, take a tenth of all time: so not more than twenty in a second. Workers keep the pushes until then, so not those of
+larger models."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -111,6 +116,7 @@ class Spec:
             evaluate_clocks=self.scenario.check_clocks,
             shards=ShardsOf(self),
             snapshot_commits=self._snapshot_commits,
+            snapshot_seconds=_SNAPSHOT_SECONDS if self.layout.size <= _SMALL else 0.0,
         )
 
     @property

@@ -149,8 +149,8 @@ class Worker:
     # ------------------------------------------------------------------------------------------------------- one cycle
 
     def _begin(self, work: Release) -> None:
-        for cycle in [c for c in self._pushes if c <= work.durable]:
-            del self._pushes[cycle]
+        while self._pushes and (oldest := next(iter(self._pushes))) <= work.durable:
+            del self._pushes[oldest]
         self._work, self._done, self._done_is_final = work, None, False
         # Parameters that nobody asked for are on their way since the release, of which the worker may hear with them. Of a
         # message that was late by what its link carried before it, clocks look further apart than they are.

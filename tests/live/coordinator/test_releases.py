@@ -1,8 +1,12 @@
-"""When a worker is sent a release of its own, and when it goes on by the one that it has."""
+"""When a worker is sent a release of its own, and when it goes on by the one that it has; and when snapshots are taken."""
 
 from dataclasses import replace
 
-from harness.live.protocol.messages import Release, UnaskedBlocks
+import numpy as np
+import pytest
+
+from harness.live.protocol.log import CommitEntry, SnapshotEntry
+from harness.live.protocol.messages import LogAppend, Release, UnaskedBlocks
 from tests.live.support.memory import COORDINATOR, NODES, ones, start
 
 WORKERS = tuple(f"worker/{n}" for n in NODES[:3])
@@ -119,3 +123,25 @@ def test_a_view_begins_without_news_of_the_next_cycle():
     memory.kill(server)
     memory.lose([server])
     job.push(20)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5])
+def test_snapshots_are_apart_by_pushes_and_by_time(apart):
+    memory, taken, commits = start(workers=2, servers=2, snapshot_commits=4, snapshot_seconds=apart), [], 0
+    send = memory.coordinator.ledger.send
+
+    def heard(receiver, message):
+        nonlocal commits
+        if isinstance(message.head, LogAppend) and receiver == "server/" + memory.setting.servers[0]:
+            commits += isinstance(message.head.entry, CommitEntry)
+            if isinstance(message.head.entry, SnapshotEntry):
+                taken.append((commits, memory.seconds))
+        send(receiver, message)
+
+    memory.coordinator.ledger.send = heard
+    while len(taken) < 5:
+        assert memory.step(), "the job stands still"
+    gaps = np.diff(taken, axis=0).round(6)
+    assert gaps[:, 0].min() >= 4
+    assert gaps[:, 1].min() >= apart
+    assert (gaps[:, 0].max() > 12) == (apart > 0)

@@ -48,6 +48,7 @@ class LiveJob:
     evaluate_clocks: int  # evaluate the running branch every so many pushes; 0: never
     shards: Callable[[Setting], Shards]
     snapshot_commits: int = 0  # take a snapshot every so many; 0: max(20, 4 per worker)
+    snapshot_seconds: float = 0.0  # and so long after the one before, at the earliest
     retry_seconds: float = 2.0  # retransmit after this time; the wait doubles each time
 
     def check(self, policy: SyncPolicy) -> None:

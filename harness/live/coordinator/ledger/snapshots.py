@@ -6,7 +6,8 @@ with one server the coordinator is the backup.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -30,10 +31,11 @@ __all__ = ["Snapshots"]
 class Snapshots:
     """Snapshots in progress, and the copies that the coordinator keeps itself."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.keeper = ledger, Keeper(ledger.layout)
+    def __init__(self, ledger: Ledger, now: Callable[[], float]) -> None:
+        self._ledger, self._now, self.keeper = ledger, now, Keeper(ledger.layout)
         self.under_way: dict[int, dict[int, set[str]]] = {}  # holders, by index and block
         self.uncopied = 0  # pushes since the last snapshot
+        self.taken_seconds = -math.inf  # when that was begun
         self._saves: set[int] = set()
         self._states: dict[int, bytes] = {}  # of the coordinator, at snapshots taken with `save`
         self._saved: tuple[int, tuple[Piece, ...]] = (-1, ())
@@ -45,7 +47,7 @@ class Snapshots:
 
     def take(self, *, save: bool = False) -> int:
         """Begin a snapshot; returns its index. With `save`, the coordinator gets a copy, too."""
-        self.uncopied = 0
+        self.uncopied, self.taken_seconds = 0, self._now()
         # Servers that shall leave are backups of none.
         ring = [s for s in self._ledger.servers if s not in self._ledger.retiring]
         backups = {s: _next(ring, s) for s in self._ledger.servers}
