@@ -15,7 +15,7 @@ from harness.live.protocol.messages import Array
 
 __all__ = ["Rates", "slots", "step"]
 
-_PIECE = 1 << 17  # parameters: 512 KiB of float32
+_PIECE = 1 << 16  # parameters: 256 KiB of float32
 
 
 class Rates(NamedTuple):

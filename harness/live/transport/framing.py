@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer, Unreadable, byte_count
 
-__all__ = ["MOST_BUFFERS", "frames_in", "head_and_bytes", "head_bytes", "sizes_in"]
+__all__ = ["MOST_BUFFERS", "frames_in", "head_and_bytes", "head_bytes", "only_frame", "sizes_in"]
 
 MOST_BUFFERS = 1000  # that are sent at once; the kernel takes 1024
 _MOST_FRAMES = 8000  # of a message: their sizes are in one packet
@@ -32,6 +32,14 @@ def head_and_bytes(frames: Sequence[Buffer]) -> tuple[bytes, int]:
     sizes = list(map(byte_count, frames))
     head = _head(len(sizes))
     return head.pack(len(sizes), *sizes), head.size + sum(sizes)
+
+
+def only_frame(data: bytes) -> Buffer | None:
+    """The frame of a message that has one, if that is all of `data`, as most often; else None."""
+    if len(data) < _OF_ONE.size:
+        return None
+    count, size = _OF_ONE.unpack_from(data)
+    return memoryview(data)[_OF_ONE.size :] if count == 1 and size == len(data) - _OF_ONE.size else None
 
 
 def head_bytes(sizes: Sequence[int]) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer, Unreadable, byte_count
-from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
+from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, only_frame, sizes_in
 from harness.live.transport.outlets import Outlets
 from harness.live.transport.transport import Received
 
@@ -122,7 +122,10 @@ class _LineIn:
             return []
         if not data:
             raise EOFError
-        return self._parsed(self._held + data if self._held else data)
+        if self._held:
+            return self._parsed(self._held + data)
+        frame = only_frame(data)
+        return self._parsed(data) if frame is None else [[frame]]
 
     def _received(self, into: memoryview) -> int:
         size = self.socket.recv_into(into)

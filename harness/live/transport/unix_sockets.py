@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from harness.live.protocol.wire import Buffer, Unreadable
-from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
+from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, only_frame, sizes_in
 from harness.live.transport.outlets import Outlets
 
 __all__ = ["TICKET_BYTES", "UnixSockets"]
@@ -114,6 +114,8 @@ class _LineIn:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
+        if (frame := only_frame(packet)) is not None:
+            return [frame]
         if (sizes := sizes_in(packet)) is None:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
         at = head_bytes(sizes)
