@@ -77,7 +77,7 @@ class Program(NamedTuple):
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
     timers: bool = False  # the policy sets a timer, and decides when it has run down
-    dispatched: bool = False  # XLA cannot compile the loop of this timing-only job as one function
+    dispatched: bool = False  # XLA cannot compile the events of this job's steps as one function
 
 
 class Clock(NamedTuple):
@@ -144,7 +144,7 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
-@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=program.model is None))
+@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True))
 def advance(
     program: Program,
     data: TrainingData,
@@ -170,12 +170,9 @@ def advance(
     # One row more, in which lanes that are done write.
     begun = (state, jnp.zeros((rows + 1, len(Records._fields))), _nothing(program, inputs, state, clocks))
     run = partial(jax.lax.while_loop, lambda c: anywhere(c[2].goes_on, program.lanes), step)
-    if _large_as_one(program, inputs):
-        # The mark is on the call, and is the one that XLA itself gives to loops that it takes for small.
-        mark = {"xla_cpu_small_call": "true", "inlineable": "false"}
-        state, table, last = set_xla_metadata(jax.jit(run)(begun), **mark)  # type: ignore[no-untyped-call]
-    else:
-        state, table, last = run(begun)
+    # With a model, only the part of a step without its gradients can be one function: `_as_one`.
+    whole = program.model is None and _large_as_one(program, inputs)
+    state, table, last = _marked(run, begun) if whole else run(begun)
     return state, table[:rows], last.at + last.yes
 
 
@@ -227,12 +224,12 @@ def _step(
     settle = partial(_settle, program, inputs, clocks)
     if program.probes:
         travel = partial(_travel, program, inputs, until_seconds)
-        clock, worker, pushed = _as_one(program, lambda clock, *_: travel(clock), clock, last.worker, last.yes)
+        clock, worker, pushed = _as_one(program, inputs, lambda clock, *_: travel(clock), clock, last.worker, last.yes)
         losses = _probe(program, data, inputs, clock, learned, worker)
-        clock, done = _as_one(program, partial(settle, worker, pushed, losses), clock, last)
+        clock, done = _as_one(program, inputs, partial(settle, worker, pushed, losses), clock, last)
     else:
         turn = partial(_travel_and_settle, program, inputs, until_seconds, settle)
-        clock, done = _as_one(program, turn, clock, last)
+        clock, done = _as_one(program, inputs, turn, clock, last)
     # Always write: a row without a push is overwritten by the next one, or lies beyond the rows used.
     table = jax.lax.dynamic_update_slice(table, done.row[None, :], (done.at, jnp.zeros_like(done.at)))
     if program.model is None or learned is None:
@@ -300,21 +297,30 @@ _MOST_NICS = 800  # the same, where each NIC counts
 
 
 def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
-    """XLA is asked to compile the whole loop of a timing-only job as one function.
+    """XLA is asked to compile as one function what has no gradient in it: the whole loop of a timing-only job, or the events
+    of a step.
 
-    By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. A job
-    without a model has none. Asked, a push of 240 workers takes half of the time, one of 2,048 a third.
+    By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. Asked,
+    a push of 240 workers takes half of the time, one of 2,048 a third.
     """
-    nodes, timing_only = inputs.active.shape[0], program.model is None and not program.lanes
+    nodes = inputs.active.shape[0]
     if program.overlapping:
         # The matrices of `network.maxmin` are products, too; connections are divided in loops of their own.
         many = isinstance(inputs.usage, Proportions) and not inputs.connections and nodes <= _MOST_NICS
     else:
         many = _MANY <= nodes <= _MOST[program.discipline]
-    return timing_only and many and not program.dispatched and jax.default_backend() == "cpu"
+    # A policy that probes decides by a network, whose products of matrices no such function can have.
+    never = program.lanes or program.probes or program.dispatched
+    return many and not never and jax.default_backend() == "cpu"
 
 
-def _as_one(program: Program, part: Callable[..., Any], *carry: Any) -> Any:
+def _marked(loop: Callable[[Any], Any], begun: Any) -> Any:
+    """`loop(begun)`, with the mark on its call that XLA itself gives to loops that it takes for small."""
+    mark = {"xla_cpu_small_call": "true", "inlineable": "false"}
+    return set_xla_metadata(jax.jit(loop)(begun), **mark)  # type: ignore[no-untyped-call]
+
+
+def _as_one(program: Program, inputs: EngineInputs, part: Callable[..., Any], *carry: Any) -> Any:
     """`part(*carry)`, compiled as one function; `part` returns as many values, of the same types.
 
     Written as a loop that runs once: XLA compiles a small loop into one function (see `simulators.__init__`), and dispatches
@@ -327,8 +333,11 @@ def _as_one(program: Program, part: Callable[..., Any], *carry: Any) -> Any:
     def body(carry: Any) -> Any:
         return (jnp.asarray(False), *part(*carry[1:]))
 
+    once = partial(jax.lax.while_loop, lambda carry: carry[0], body)
     # The status is never negative, which XLA cannot know. If it could see that the loop runs once, it would unroll it.
-    return jax.lax.while_loop(lambda carry: carry[0], body, (carry[0].status >= 0, *carry))[1:]
+    begun = (carry[0].status >= 0, *carry)
+    apart = program.model is not None and _large_as_one(program, inputs)
+    return (_marked(once, begun) if apart else once(begun))[1:]
 
 
 def _nothing(program: Program, inputs: EngineInputs, state: State, clocks: Array) -> _Pushed:

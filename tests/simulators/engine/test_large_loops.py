@@ -1,4 +1,5 @@
-"""The loop of a timing-only job of many nodes, which XLA is asked to compile as one function: the same bytes as else."""
+"""Jobs of many nodes, of which XLA is asked to compile as one function the whole loop, or with a model the events of each
+step: the same bytes as else."""
 
 import jax
 import numpy as np
@@ -8,20 +9,20 @@ from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.stored_programs import StoredProgram
-from tests.support.small_jobs import Cluster, Setting, job, machine, system
+from tests.support.small_jobs import MODEL, Cluster, Setting, job, machine, system
 from tuners import policies
 from tuners.actions import Install
 
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
-def many(policy, kinds=1, nodes=160, discipline="maxmin", both=False, **conditions):
+def many(policy, kinds=1, nodes=160, discipline="maxmin", both=False, model=None, **conditions):
     """The branch of a job of so many nodes under an installed policy: four serve and the others work, or all do both."""
     names = tuple(f"n{i}" for i in range(nodes))
     cluster = Cluster(tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline)
     roles = {"workers": names, "servers": names} if both else {"workers": names[4:], "servers": names[:4]}
     start = Setting(**roles, batch_size=8, learning_rate=0.1)
-    simulated = system(cluster, job(), start, Conditions(jitter=0.3, **conditions))
+    simulated = system(cluster, job(model=model), start, Conditions(jitter=0.3, **conditions))
     simulated.perform(Install(policy))
     return simulated.branches[0]
 
@@ -58,6 +59,32 @@ def test_the_same_bytes(policy, kinds, conditions):
     text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
     assert text.count("xla_cpu_small_call") == 1
     assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds", "conditions"),
+    [
+        (policies.asp(), 3, {}),
+        (policies.bsp(), 1, {"discipline": "fifo"}),
+        (policies.k_sync(100), 3, {"discipline": "uneven"}),
+        (policies.quorum(150, 0.5), 2, {}),
+        (policies.asp(), 3, {"nodes": 70, "both": True}),
+    ],
+    ids=["asp", "bsp, fifo", "k_sync, uneven", "a policy with a timer", "all nodes work and serve"],
+)
+def test_the_same_bytes_with_a_model(policy, kinds, conditions):
+    of = many(policy, kinds, model=MODEL, **conditions)
+    assert loop._large_as_one(of.program, of.inputs)
+    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+
+
+def test_what_does_not_belong_to_the_gradients_is_one_operation():
+    """Of a step with a model: dispatched one by one, they take three times as long as the gradient of a small one."""
+    of = many(policies.asp(), model=MODEL)
+    facts = (of.context.data, of.inputs, of.state, 5, 9.0)
+    programs = (of.program, of.program._replace(dispatched=True))
+    asked, unasked = (loop.advance.jitted.lower(p, *facts, rows=5).as_text() for p in programs)
+    assert (asked.count("xla_cpu_small_call"), unasked.count("xla_cpu_small_call")) == (1, 0)
 
 
 def test_few_nodes_are_not_asked_for():
