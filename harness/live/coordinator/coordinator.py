@@ -75,11 +75,11 @@ class Coordinator:
         pushes = self._pushes = CompletePushes(job, ledger, branches, pending, releases, now)
         cycles = self._cycles = Cycles(job, ledger, branches, pending, releases, pushes, now)
         evaluations = self._evaluations = Evaluations(ledger, job.nodes, now)
-        repairs = self._repairs = Repairs(
-            ledger, snapshots, membership, views, branches, pending, releases, now, job.retry_seconds
-        )
         owners = (ledger, moves, views, membership, branches, pending, releases)
         record = self._record = StateRecord(ledger, {type(owner).__name__: owner for owner in owners})
+        repairs = self._repairs = Repairs(
+            ledger, snapshots, membership, views, branches, pending, releases, record, now, job.retry_seconds
+        )
         self.states = StateRequests(job, ledger, snapshots, moves, views, branches, pending, pushes, evaluations, record)
         self.training = TrainingRequests(job, ledger, membership, branches, releases, cycles, evaluations, record, now)
         self.processes = ProcessRequests(ledger, snapshots, moves, membership, views, repairs, branches, cycles, record, now)

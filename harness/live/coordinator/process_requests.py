@@ -67,7 +67,6 @@ class ProcessRequests:
             self._moves.goal = None
             self._membership.keep(servers)
         self._repairs.begin_view(servers, shares, owners)
-        self._record.write()
 
     def retire(self, names: Iterable[str]) -> None:
         """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""

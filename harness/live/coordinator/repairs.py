@@ -11,6 +11,7 @@ from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.coordinator.ledger.snapshots import Snapshots
 from harness.live.coordinator.membership.membership import Membership
 from harness.live.coordinator.membership.views import Views
+from harness.live.coordinator.state_record import StateRecord
 
 __all__ = ["Repairs"]
 
@@ -27,24 +28,29 @@ class Repairs:
         branches: Branches,
         pending: PendingPushes,
         releases: Releases,
+        record: StateRecord,
         now: Callable[[], float],
         retry_seconds: float,
     ) -> None:
         self._ledger, self._snapshots, self._membership, self._views = ledger, snapshots, membership, views
         self._branches, self._pending, self._releases = branches, pending, releases
-        self._now, self._patience_seconds = now, 10 * retry_seconds
+        self._record, self._now, self._patience_seconds = record, now, 10 * retry_seconds
         self._asked_seconds, self._wait_seconds = now(), self._patience_seconds
 
     def begin_view(
         self, servers: tuple[str, ...] = (), shares: tuple[float, ...] = (), owners: tuple[str, ...] = ()
     ) -> None:
-        """Begin a view, as `Views.begin`; groups that were open lose the pushes that are withdrawn."""
+        """Begin a view, as `Views.begin`; groups that were open lose the pushes that are withdrawn.
+
+        It is in the record at once: cycles are numbered by views, and a successor must not give a number again.
+        """
         for number in self._views.begin(servers, shares, owners):
             if number in self._branches.by_number:
                 self._branches.by_number[number].grouped -= 1
         self._pending.forget_staged()
         if self._branches.current is not None:
             self._releases.repeat(self._branches.current)
+        self._record.write()
 
     def ask_to_leave(self) -> None:
         """What the retiring processes still keep must have another holder, and nobody may address them any more."""

@@ -285,6 +285,16 @@ def within_a_round(memory, pushes=40):
     return memory.coordinator.reports.poll().reports[0].rows
 
 
+def test_no_coordinator_gives_the_number_of_a_cycle_again():
+    """Servers that lack entries, or that are silent, make a coordinator begin a view; it may die before they have it."""
+    memory = start()
+    memory.steps(300)
+    memory.coordinator._repairs.begin_view()
+    given = memory.coordinator._releases.next_cycle
+    memory.restart_coordinator()
+    assert memory.coordinator._releases.next_cycle > given
+
+
 def test_rows_are_reported_until_the_driver_confirms_them():
     """The answer to the second poll is lost with the coordinator that gave it."""
     memory = start()

@@ -74,7 +74,9 @@ class Audit:
             self._die(self.rng.choice(self.workers()))
 
     def _server_dies(self):
-        if len(self.servers()) > 1 and not self.memory.coordinator.views.recovering:
+        # One that retires may have left before the loss of the other is known.
+        staying = set(self.servers()) - set(self.memory.coordinator.ledger.retiring)
+        if len(staying) > 1 and not self.memory.coordinator.views.recovering:
             self._die(self.rng.choice(self.servers()))
 
     def _die(self, name):
