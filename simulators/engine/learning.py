@@ -335,7 +335,9 @@ def pull(
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
     skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
 
-    `together`: what `pull_together` says; None if it is known only when the program runs, which then has both ways to pull.
+    `order` is `pull_order` of `release`. It comes back as the loops leave it, so that the next step writes over its arrays;
+    otherwise XLA copies them. `together`: what `pull_together` says; None if it is known only when the program runs, which
+    then has both ways to pull.
     """
     if model.embedding is not None:
         return *_pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes), order
