@@ -86,14 +86,21 @@ class StoredProgram(Generic[T]):
 
     The first argument and keyword-only arguments are static; the others are arrays, or pytrees of them. `jitted` is the
     function as `jax.jit` makes it, for callers that trace or lower it themselves. Where XLA cannot compile the program,
-    the one with `plainer(first argument)` in place of the first argument is compiled, if that is another one.
+    the one with `plainer(first argument)` in place of the first argument is compiled, if that is another one. `options` are
+    what XLA is told for this program alone, from all arguments that are not keyword-only.
     """
 
-    def __init__(self, function: Callable[..., T], plainer: Callable[[Any], Any] = lambda first: first) -> None:
+    def __init__(
+        self,
+        function: Callable[..., T],
+        plainer: Callable[[Any], Any] = lambda first: first,
+        options: Callable[..., dict[str, Any]] = lambda *_: {},
+    ) -> None:
         first, *others = inspect.signature(function).parameters.values()
         static = [first.name, *(p.name for p in others if p.kind is p.KEYWORD_ONLY)]
         self.jitted: Any = jax.jit(function, static_argnames=static)
         self._plainer = plainer
+        self._options = options
         self._latest: dict[Any, Callable[..., T]] = {}  # by static arguments; called with the others
         self._programs: dict[Any, Callable[..., T]] = {}  # all of them, by the shapes and types of the others, too
         update_wrapper(self, function)
@@ -134,7 +141,11 @@ class StoredProgram(Generic[T]):
         found: tuple[Callable[..., T], T] | None = _read(store, key, args[1:]) if store is not None and key else None
         if found is not None:
             return found
-        program = self._plain_if_need_be(lambda *args: _compiled(self.jitted.lower(*args, **static)), args)
+
+        def compiled(*args: Any) -> Any:
+            return _compiled(self.jitted.lower(*args, **static), self._options(*args))
+
+        program = self._plain_if_need_be(compiled, args)
         if store is not None and key:
             _write(store, key, program)
         return program, program(*args[1:])
@@ -154,13 +165,13 @@ class StoredProgram(Generic[T]):
         return f"traced-{self.jitted.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _compiled(lowered: Any) -> Any:
+def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
     """The program, which JAX has lowered, as machine code."""
     results_bytes = sum(made.size * made.dtype.itemsize for made in jax.tree.leaves(lowered.out_info))
     if results_bytes <= _MOST_SIMPLE_BYTES:
         with suppress(jax.errors.JaxRuntimeError):  # a version of XLA that does not know one of the options
-            return lowered.compile(_SIMPLE_CODE)
-    return lowered.compile()
+            return lowered.compile(_SIMPLE_CODE | options)
+    return lowered.compile(options)
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ smaller factors are kept in place of a gradient's matrix products (`simulators.e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ __all__ = [
     "apply_push",
     "batch_shapes",
     "evaluate",
+    "flops",
     "gradient_squares",
     "learning_program",
     "mean_loss",
@@ -50,6 +52,8 @@ __all__ = [
     "untrained",
     "with_table",
 ]
+
+_Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of arrays
 
 _LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
 
@@ -64,7 +68,7 @@ class LearningProgram(NamedTuple):
     batch: int  # rows drawn per mini-batch, at least every worker's own number of samples
     embedding: Embedding | None = None  # None: gradients are dense
     cached: int = 0  # rows of embedding tables of which a worker can keep copies
-    rows: tuple[tuple[tuple[int, ...], str], ...] = ()  # shape and type of a mini-batch's arrays, if all have the same
+    rows: _Shapes = ()  # shape and type of a mini-batch's arrays, if all have the same
 
 
 class GradientTable(NamedTuple):
@@ -140,7 +144,7 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     )
 
 
-def batch_shapes(train: tuple[ArrayLike, ...], batch: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+def batch_shapes(train: tuple[ArrayLike, ...], batch: int) -> _Shapes:
     """Shape and type of each array of a mini-batch of `batch` rows of the training set: `LearningProgram.rows`."""
     return tuple(((batch, *np.shape(column)[1:]), str(jnp.result_type(column))) for column in train)
 
@@ -336,8 +340,8 @@ def pull(
     skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
 
     `order` is `pull_order` of `release`. It comes back as the loops leave it, so that the next step writes over its arrays;
-    otherwise XLA copies them. `together`: what `pull_together` says; None if it is known only when the program runs, which
-    then has both ways to pull.
+    otherwise XLA copies them. `together`: whether workers pull as one batch. None if only the running program knows, which
+    then has both ways to pull: it does as `pull_together` says.
     """
     if model.embedding is not None:
         return *_pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes), order
@@ -369,6 +373,8 @@ def pull(
     paired = local or bool(inputs.copies)
     kept = (learned.gradients, beside) if paired else learned.gradients
     at_once, singly, worker = order
+    if together is False:
+        singly = singly | at_once
     if together is not False:
         at_once, loss, kept = jax.lax.while_loop(lambda c: c[0], all_at_once, (at_once, loss, kept))
     if together is not True:
@@ -422,7 +428,7 @@ def _form(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Kept
 
 
 @cache
-def _cached_form(model: LearningProgram, tree: Any, leaves: tuple[tuple[tuple[int, ...], str], ...]) -> KeptForm:
+def _cached_form(model: LearningProgram, tree: Any, leaves: _Shapes) -> KeptForm:
     parameters, rows = jax.tree.unflatten(tree, list(map(_shaped, leaves))), tuple(map(_shaped, model.rows))
     return kept_form(_differentiated(model), parameters, rows, _shaped(((), "int32")))
 
@@ -434,6 +440,22 @@ def _shaped(array: tuple[tuple[int, ...], str]) -> jax.ShapeDtypeStruct:
 def _differentiated(model: LearningProgram) -> Callable[..., tuple[Array, Any]]:
     """Of (parameters, rows, count): the mean loss and its gradient."""
     return jax.value_and_grad(partial(mean_loss, model))
+
+
+def flops(model: LearningProgram, data: TrainingData, parameters: Any) -> float:
+    """Floating-point operations of the gradient of one mini-batch, what is repeated in it counted once; inf: XLA cannot
+    tell."""
+    leaves, tree = jax.tree.flatten(parameters)
+    rows = batch_shapes(data.train, model.batch)
+    return _cached_flops(model, tree, tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves), rows)
+
+
+@cache
+def _cached_flops(model: LearningProgram, tree: Any, leaves: _Shapes, rows: _Shapes) -> float:
+    parameters = jax.tree.unflatten(tree, list(map(_shaped, leaves)))
+    lowered = jax.jit(_differentiated(model)).lower(parameters, tuple(map(_shaped, rows)), _shaped(((), "int32")))
+    found: float = (lowered.cost_analysis() or {}).get("flops", math.inf)
+    return found
 
 
 def pull_together(model: LearningProgram | None, active: ArrayLike, release: ArrayLike) -> bool:

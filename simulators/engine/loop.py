@@ -77,7 +77,7 @@ class Program(NamedTuple):
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
     timers: bool = False  # the policy sets a timer, and decides when it has run down
-    dispatched: bool = False  # XLA cannot compile the events of this job's steps as one function
+    dispatched: bool = False  # XLA cannot compile as one function what it is asked for of this job's steps
 
 
 class Clock(NamedTuple):
@@ -144,7 +144,12 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
-@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True))
+def _options(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
+    """For XLA: no call of its library for products where they are small, since one function cannot have such calls."""
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if _gradients_as_one(program, data, inputs, state.learned) else {}
+
+
+@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=_options)
 def advance(
     program: Program,
     data: TrainingData,
@@ -170,7 +175,7 @@ def advance(
     # One row more, in which lanes that are done write.
     begun = (state, jnp.zeros((rows + 1, len(Records._fields))), _nothing(program, inputs, state, clocks))
     run = partial(jax.lax.while_loop, lambda c: anywhere(c[2].goes_on, program.lanes), step)
-    # With a model, only the part of a step without its gradients can be one function: `_as_one`.
+    # With a model, a part of each step is one function: `_as_one`. Validation never is.
     whole = program.model is None and _large_as_one(program, inputs)
     state, table, last = _marked(run, begun) if whole else run(begun)
     return state, table[:rows], last.at + last.yes
@@ -220,20 +225,48 @@ def _step(
     clock, learned = state
     if learned is not None and learned.touched:
         inputs = embedding.in_flight(inputs, learned.touched)
-    # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
     settle = partial(_settle, program, inputs, clocks)
-    if program.probes:
+    turn = partial(_travel_and_settle, program, inputs, until_seconds, settle)
+    learn = partial(_learn, program, data, inputs)
+    as_one = partial(_as_one, program, asked=program.model is not None and _large_as_one(program, inputs))
+    if _gradients_as_one(program, data, inputs, learned):
+
+        def whole(clock: Clock, last: _Pushed, learned: Learned) -> Any:
+            return learn(*turn(clock, last), learned, together=False)
+
+        clock, done, learned = _as_one(program, whole, clock, last, learned, asked=True)
+    elif program.probes:
+        # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
         travel = partial(_travel, program, inputs, until_seconds)
-        clock, worker, pushed = _as_one(program, inputs, lambda clock, *_: travel(clock), clock, last.worker, last.yes)
+        clock, worker, pushed = as_one(lambda clock, *_: travel(clock), clock, last.worker, last.yes)
         losses = _probe(program, data, inputs, clock, learned, worker)
-        clock, done = _as_one(program, inputs, partial(settle, worker, pushed, losses), clock, last)
+        clock, done = as_one(partial(settle, worker, pushed, losses), clock, last)
+        clock, done, learned = learn(clock, done, learned)
     else:
-        turn = partial(_travel_and_settle, program, inputs, until_seconds, settle)
-        clock, done = _as_one(program, inputs, turn, clock, last)
+        clock, done = as_one(turn, clock, last)
+        clock, done, learned = learn(clock, done, learned)
     # Always write: a row without a push is overwritten by the next one, or lies beyond the rows used.
     table = jax.lax.dynamic_update_slice(table, done.row[None, :], (done.at, jnp.zeros_like(done.at)))
+    if program.model is not None and learned is not None:
+        validate = partial(learning.evaluate, program.model, data, learned.parameters)
+        clock, table, done = _validated(program, inputs, validate, clock, table, done)
+    return State(clock, learned), table, done
+
+
+def _learn(
+    program: Program,
+    data: TrainingData,
+    inputs: EngineInputs,
+    clock: Clock,
+    done: _Pushed,
+    learned: Learned | None,
+    *,
+    together: bool | None = None,
+) -> tuple[Clock, _Pushed, Learned | None]:
+    """The learning part of a step: servers apply the gradient of the push, and released workers pull. `together`: as of
+    `learning.pull`."""
     if program.model is None or learned is None:
-        return State(clock, learned), table, done
+        return clock, done, learned
     # First apply, then pull: a worker that is released pulls parameters that include its own push.
     learned = learning.apply_push(
         program.model, inputs, learned, done.worker, done.accept, done.take, done.grouped, done.rounds
@@ -251,12 +284,9 @@ def _step(
         done.order,
         lanes=program.lanes,
         pulls=done.pulls,
+        together=together,
     )
-    done = done._replace(order=order)
-    clock = _with_bytes(inputs, clock._replace(loss=loss), learned, done.release)
-    validate = partial(learning.evaluate, program.model, data)
-    clock, table, done = _validated(program, inputs, partial(validate, learned.parameters), clock, table, done)
-    return State(clock, learned), table, done
+    return _with_bytes(inputs, clock._replace(loss=loss), learned, done.release), done._replace(order=order), learned
 
 
 def _validated(
@@ -314,17 +344,34 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
     return many and not never and jax.default_backend() == "cpu"
 
 
+_SMALL_FLOPS = 2**16
+"""Of the gradient of a mini-batch, up to which it is compiled into one function with the events of a step. A push of
+logistic regression (64 to 10, mini-batches of 16: 43,000) takes half of the time so. The gain ends at some 300,000, since
+the code of such a function is that of plain loops; at 1.3 million a push takes nine times as long."""
+
+
+def _gradients_as_one(program: Program, data: TrainingData, inputs: EngineInputs, learned: Learned | None) -> bool:
+    """XLA is asked to compile as one function a whole step but for its validation."""
+    if program.model is None or learned is None or program.model.embedding is not None:
+        return False
+    never = program.lanes or program.probes or program.dispatched
+    many = inputs.active.shape[0] >= _MANY and not _large_as_one(program, inputs)
+    if never or many or jax.default_backend() != "cpu":
+        return False
+    return learning.flops(program.model, data, learned.parameters) <= _SMALL_FLOPS
+
+
 def _marked(loop: Callable[[Any], Any], begun: Any) -> Any:
     """`loop(begun)`, with the mark on its call that XLA itself gives to loops that it takes for small."""
     mark = {"xla_cpu_small_call": "true", "inlineable": "false"}
     return set_xla_metadata(jax.jit(loop)(begun), **mark)  # type: ignore[no-untyped-call]
 
 
-def _as_one(program: Program, inputs: EngineInputs, part: Callable[..., Any], *carry: Any) -> Any:
+def _as_one(program: Program, part: Callable[..., Any], *carry: Any, asked: bool) -> Any:
     """`part(*carry)`, compiled as one function; `part` returns as many values, of the same types.
 
     Written as a loop that runs once: XLA compiles a small loop into one function (see `simulators.__init__`), and dispatches
-    operations outside of loops one by one.
+    operations outside of loops one by one. `asked`: XLA is asked to, because it would not take the loop for small.
     """
 
     if program.lanes:
@@ -336,8 +383,7 @@ def _as_one(program: Program, inputs: EngineInputs, part: Callable[..., Any], *c
     once = partial(jax.lax.while_loop, lambda carry: carry[0], body)
     # The status is never negative, which XLA cannot know. If it could see that the loop runs once, it would unroll it.
     begun = (carry[0].status >= 0, *carry)
-    apart = program.model is not None and _large_as_one(program, inputs)
-    return (_marked(once, begun) if apart else once(begun))[1:]
+    return (_marked(once, begun) if asked else once(begun))[1:]
 
 
 def _nothing(program: Program, inputs: EngineInputs, state: State, clocks: Array) -> _Pushed:

@@ -9,10 +9,11 @@ from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.stored_programs import StoredProgram
-from tests.support.small_jobs import MODEL, Cluster, Setting, job, machine, system
+from tests.support.small_jobs import Cluster, Setting, Softmax, job, machine, system
 from tuners import policies
 from tuners.actions import Install
 
+MODEL = Softmax(features=400, classes=10)  # larger than what is compiled into one function with the events
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
