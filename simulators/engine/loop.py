@@ -144,9 +144,12 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
+_IN_ONE = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_use_fusion_emitters": False}
+"""For XLA: products of matrices without calls of its library, and kernels without MLIR. One function can have neither."""
+
+
 def _options(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
-    """For XLA: no call of its library for products where they are small, since one function cannot have such calls."""
-    return {"xla_cpu_experimental_ynn_fusion_type": ""} if _gradients_as_one(program, data, inputs, state.learned) else {}
+    return _IN_ONE if _gradients_as_one(program, data, inputs, state.learned) else {}
 
 
 @partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=_options)
@@ -344,10 +347,11 @@ def _large_as_one(program: Program, inputs: EngineInputs) -> bool:
     return many and not never and jax.default_backend() == "cpu"
 
 
-_SMALL_FLOPS = 2**16
+_SMALL_FLOPS = 2**18
 """Of the gradient of a mini-batch, up to which it is compiled into one function with the events of a step. A push of
-logistic regression (64 to 10, mini-batches of 16: 43,000) takes half of the time so. The gain ends at some 300,000, since
-the code of such a function is that of plain loops; at 1.3 million a push takes nine times as long."""
+logistic regression (64 to 10, mini-batches of 16: 43,000) takes half of the time so, one of a perceptron (64-32-10: 166,000)
+three quarters. The gain ends at some 330,000, since the code of such a function is that of plain loops; at 1.3 million a
+push takes nine times as long."""
 
 
 def _gradients_as_one(program: Program, data: TrainingData, inputs: EngineInputs, learned: Learned | None) -> bool:
