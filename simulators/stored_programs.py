@@ -18,7 +18,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import jax
@@ -142,13 +142,15 @@ class StoredProgram(Generic[T]):
         if found is not None:
             return found
 
-        def compiled(*args: Any) -> Any:
-            return _compiled(self.jitted.lower(*args, **static), self._options(*args))
-
-        program = self._plain_if_need_be(compiled, args)
+        program = self._plain_if_need_be(partial(self.compiled, **static), args)
         if store is not None and key:
             _write(store, key, program)
         return program, program(*args[1:])
+
+    def compiled(self, *args: Any, **static: Any) -> Any:
+        """The program for these arguments, compiled anew, as JAX has it: to be called without the first argument and those
+        that are keyword-only. Raises JaxRuntimeError where XLA cannot compile it."""
+        return _compiled(self.jitted.lower(*args, **static), self._options(*args))
 
     def _plain_if_need_be(self, make: Callable[..., U], args: Any) -> U:
         try:

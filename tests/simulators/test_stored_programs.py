@@ -52,7 +52,7 @@ def entries(folder: Path, *, traced: bool) -> list[Path]:
 @pytest.mark.timeout(300)
 def test_a_later_process_reads_whole_programs_and_gets_the_same_bytes(tmp_path):
     result, lowered = played(tmp_path)
-    assert lowered == len(entries(tmp_path, traced=True)) == 4
+    assert (lowered, len(entries(tmp_path, traced=True))) == (5, 4)  # and a gradient is lowered: what does it take?
     assert played(tmp_path) == (result, 0)
     # What JAX has compiled once is stored whole, though XLA itself would write only a part of what it has read.
     for file in entries(tmp_path, traced=True):
@@ -195,7 +195,7 @@ def test_code_is_simple_where_results_are_small(monkeypatch, count, simple):
     for kept in (None, stored_programs._store):
         monkeypatch.setattr(stored_programs, "_store", kept)
         assert StoredProgram(lambda count, x: jnp.full(count, x))(count, np.float32(2.0)).shape == (count,)
-    assert options == [(stored_programs._SIMPLE_CODE,) if simple else ()] * 2
+    assert options == [(stored_programs._SIMPLE_CODE if simple else {},)] * 2
 
 
 def test_simple_code_computes_the_same_bytes():

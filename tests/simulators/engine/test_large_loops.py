@@ -13,7 +13,7 @@ from tests.support.small_jobs import Cluster, Setting, Softmax, job, machine, sy
 from tuners import policies
 from tuners.actions import Install
 
-MODEL = Softmax(features=400, classes=10)  # larger than what is compiled into one function with the events
+MODEL = Softmax(features=1000, classes=10)  # larger than what is compiled into one function with the events
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 

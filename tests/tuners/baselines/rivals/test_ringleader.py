@@ -137,7 +137,7 @@ def test_a_push_does_not_copy_the_table():
     """Its cost would else grow with the number of workers. XLA copies it once per call, before the loop over pushes."""
     job = installed().branches[0]
     facts = (job.program, job.context.data, job.inputs, job.state, np.int32(10), np.float64(np.inf))
-    text = loop.advance.jitted.lower(*facts, rows=10).compile().as_text()
+    text = loop.advance.compiled(*facts, rows=10).as_text()
     sums = jax.tree.leaves(job.state.learned.group.sums)
     assert len({leaf.shape for leaf in sums}) == len(sums)
     for leaf in sums:
