@@ -146,8 +146,9 @@ def _inputs(workers: int, samples: int) -> EngineInputs:
     )
 
 
-def bare_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
-    """`pushes` gradients of the same mini-batches and as many updates, one after another, and nothing else."""
+def bare_scan(job: EngineJob, workers: int, pushes: int, lanes: int = 0) -> Callable[[], Any]:
+    """`pushes` gradients of the same mini-batches and as many updates, one after another, and nothing else; with `lanes`, so
+    many scans side by side under `vmap`."""
     model = job.program.model
     assert model is not None
     assert job.state.learned is not None
@@ -163,6 +164,9 @@ def bare_scan(job: EngineJob, workers: int, pushes: int) -> Callable[[], Any]:
 
         return jax.lax.scan(one, parameters, jnp.arange(pushes, dtype=jnp.int32))
 
+    if lanes:
+        side_by_side = jax.tree.map(lambda p: jnp.broadcast_to(p, (lanes, *p.shape)), parameters)
+        return partial(jax.jit(jax.vmap(run)), side_by_side)
     return lambda: run(parameters)
 
 

