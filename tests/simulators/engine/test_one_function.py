@@ -1,5 +1,5 @@
-"""Jobs of many nodes, of which XLA is asked to compile as one function the whole loop, or with a model the events of each
-step: the same bytes as else."""
+"""What XLA is asked to compile as one function: of jobs of many nodes the whole loop, or with a model the events of each
+step, to the same bytes; of small models whole steps: the same times, and losses up to rounding."""
 
 import jax
 import numpy as np
@@ -9,11 +9,12 @@ from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.stored_programs import StoredProgram
-from tests.support.small_jobs import Cluster, Setting, Softmax, job, machine, system
+from tests.support.small_jobs import MODEL, Cluster, Setting, Softmax, job, machine, system
 from tuners import policies
 from tuners.actions import Install
+from tuners.baselines.rivals.ringleader import ringleader_policy
 
-MODEL = Softmax(features=1000, classes=10)  # larger than what is compiled into one function with the events
+LARGE = Softmax(features=1000, classes=10)  # its gradients stay outside
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
@@ -28,8 +29,11 @@ def many(policy, kinds=1, nodes=160, discipline="maxmin", both=False, model=None
     return simulated.branches[0]
 
 
-def advanced(program, of, clocks=600):
-    made = loop.advance(program, of.context.data, of.inputs, of.state, np.int32(clocks), np.float64(np.inf), rows=clocks)
+def advanced(program, of, clocks=600, rows=600):
+    return loop.advance(program, of.context.data, of.inputs, of.state, np.int32(clocks), np.float64(np.inf), rows=rows)
+
+
+def in_bytes(made):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(made)]
 
 
@@ -59,7 +63,7 @@ def test_the_same_bytes(policy, kinds, conditions):
     assert loop._large_as_one(of.program, of.inputs)
     text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
     assert text.count("xla_cpu_small_call") == 1
-    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+    assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
 
 @pytest.mark.parametrize(
@@ -74,14 +78,14 @@ def test_the_same_bytes(policy, kinds, conditions):
     ids=["asp", "bsp, fifo", "k_sync, uneven", "a policy with a timer", "all nodes work and serve"],
 )
 def test_the_same_bytes_with_a_model(policy, kinds, conditions):
-    of = many(policy, kinds, model=MODEL, **conditions)
+    of = many(policy, kinds, model=LARGE, **conditions)
     assert loop._large_as_one(of.program, of.inputs)
-    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+    assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
 
 def test_what_does_not_belong_to_the_gradients_is_one_operation():
     """Of a step with a model: dispatched one by one, they take three times as long as the gradient of a small one."""
-    of = many(policies.asp(), model=MODEL)
+    of = many(policies.asp(), model=LARGE)
     facts = (of.context.data, of.inputs, of.state, 5, 9.0)
     programs = (of.program, of.program._replace(dispatched=True))
     asked, unasked = (loop.advance.jitted.lower(p, *facts, rows=5).as_text() for p in programs)
@@ -111,7 +115,7 @@ def test_what_xla_cannot_compile_is_compiled_in_a_plainer_form(monkeypatch):
     fresh.jitted = Refuses(fresh.jitted)
     monkeypatch.setattr(loop, "advance", fresh)
     monkeypatch.setattr(stored_programs, "_store", None)
-    assert advanced(of.program, of) == advanced(of.program._replace(dispatched=True), of)
+    assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
     assert compiled == [False, True, True]
 
 
@@ -126,3 +130,69 @@ def test_what_cannot_be_compiled_in_any_form_is_an_error(monkeypatch):
     program.jitted = Refuses()
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: refused"):
         program(1, 2.0)
+
+
+# ------------------------------------------------------------------------------------------------ small models
+
+
+def small(policy, nodes=9, model=MODEL, conditions=None, setting=(), **workload):
+    names = tuple(f"n{i}" for i in range(nodes))
+    cluster = Cluster(tuple((name, machine(100.0 - i % 7, speed=1.0 + i % 3)) for i, name in enumerate(names)))
+    start = Setting(**{"workers": names[1:], "servers": names[:1], "batch_size": 8, "learning_rate": 0.1} | dict(setting))
+    simulated = system(cluster, job(model=model, **workload), start, conditions or Conditions(jitter=0.3))
+    simulated.perform(Install(policy))
+    return simulated.branches[0]
+
+
+def as_one(of):
+    return loop._gradients_as_one(of.program, of.context.data, of.inputs, of.state.learned)
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        (policies.asp(), {}),
+        (policies.bsp(), {}),
+        (policies.ssp(2), {"optimizer": "momentum"}),
+        (policies.k_sync(3), {"aggregation": "mean"}),
+        (policies.quorum(3, 0.5), {}),
+        (policies.asp(), {"optimizer": "adarevision"}),
+        (policies.asp(), {"setting": {"local_steps": 3}}),
+        (policies.asp(), {"setting": {"workers": ("n0", "n1", "n2"), "servers": ("n0", "n1", "n2")}}),
+        (ringleader_policy(), {}),
+        (policies.asp(), {"nodes": 160}),
+    ],
+    ids=["asp", "bsp", "momentum", "k_sync", "timer", "adarevision", "local steps", "both roles", "table", "many"],
+)
+def test_times_are_the_same_bytes_and_losses_close(policy, more):
+    of = small(policy, **more)
+    assert as_one(of)
+    (state, table, used), (others, theirs, count) = (
+        advanced(program, of) for program in (of.program, of.program._replace(dispatched=True))
+    )
+    assert int(used) == int(count) == 600
+    loss = loop.Records._fields.index("loss")
+    np.testing.assert_array_equal(np.asarray(table)[:, :loss], np.asarray(theirs)[:, :loss])
+    # Of nodes that are no workers, a batch of all nodes has losses and gradients, too, which nobody reads.
+    parameters = zip(*(jax.tree.leaves(s.learned.parameters) for s in (state, others)), strict=True)
+    for mine, other in parameters:
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(other), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(table)[:, loss], np.asarray(theirs)[:, loss], rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_of_a_window_changes_no_byte():
+    """Programs with large results are compiled with other options."""
+    of = small(policies.asp())
+    few, many = (jax.device_get(advanced(of.program, of, rows=rows)) for rows in (600, 20_000))
+    assert few[1].tobytes() == many[1][:600].tobytes()
+    assert in_bytes(few[0]) == in_bytes(many[0])
+
+
+def test_larger_models_are_not_asked_for():
+    """The code of one function is that of plain loops, which takes longer for large products."""
+    assert not as_one(small(policies.asp(), model=LARGE))
+    assert not as_one(small(policies.asp(), setting={"batch_size": 4096}))
+
+
+def test_policies_that_probe_are_not_asked_for():
+    assert not as_one(small(policies.asp()._replace(probes=True)))
