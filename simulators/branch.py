@@ -15,7 +15,7 @@ from simulators.checkpoints import Checkpoints
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
-from simulators.engine import learning, loop
+from simulators.engine import changes, learning, loop
 from simulators.engine.inputs import (
     NO_EFFECTS,
     Effects,
@@ -29,6 +29,7 @@ from simulators.engine.inputs import (
     served,
     served_rows,
 )
+from simulators.engine.job_state import STATUSES, Program, Records, State, with_work
 from simulators.engine.learning import TrainingData
 from simulators.engine.limits import check_links
 from simulators.unreported import Unreported
@@ -38,7 +39,7 @@ from tuners.settings import OF_CHECKPOINTS
 
 __all__ = ["Branch", "JobContext", "PreparedSetting", "first_branch", "stacked"]
 
-_PULL_SECONDS = loop.Records._fields.index("pull_seconds")
+_PULL_SECONDS = Records._fields.index("pull_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class JobContext:
         )
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
-        program = loop.Program(
+        program = Program(
             model=learning.with_table(model, self.job.space) if policy.table else model,
             decide=policy.decide,
             probes=policy.probes,
@@ -101,7 +102,7 @@ class PreparedSetting(NamedTuple):
 
     setting: Setting
     policy: SyncPolicy
-    program: loop.Program
+    program: Program
     inputs: EngineInputs  # without disturbances, which a branch sets for itself
     served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
     effects: Effects = NO_EFFECTS
@@ -110,7 +111,7 @@ class PreparedSetting(NamedTuple):
 class Branch:
     """A line of training: its state, and the setting and policy that it trains under. It alone writes its engine inputs."""
 
-    def __init__(self, context: JobContext, prepared: PreparedSetting, state: loop.State) -> None:
+    def __init__(self, context: JobContext, prepared: PreparedSetting, state: State) -> None:
         self.context, self.state = context, state
         self.setting, self.policy, self.program = prepared.setting, prepared.policy, prepared.program
         self.inputs = prepared.inputs
@@ -131,12 +132,12 @@ class Branch:
 
     @property
     def status(self) -> Status:
-        return cast(Status, loop.STATUSES[int(self.state.clock.status)])
+        return cast(Status, STATUSES[int(self.state.clock.status)])
 
     @property
     def resting(self) -> frozenset[str]:
         """Nodes that are in no mini-batch."""
-        nodes = zip(self.context.job.nodes, loop.waiting(self.state), strict=True)
+        nodes = zip(self.context.job.nodes, changes.waiting(self.state), strict=True)
         return frozenset(node.name for node, waits in nodes if waits)
 
     def advance(self, clocks: int, until_seconds: float, rows: int) -> NDArray[np.float64]:
@@ -164,20 +165,20 @@ class Branch:
 
     def catch_up(self, now: float) -> None:
         """Bring the progress of all workers to `now`. Call it before inputs change, which hold for what comes after."""
-        self.state = loop.catch_up(self.program, self.inputs, self.state, np.float64(now))
+        self.state = changes.catch_up(self.program, self.inputs, self.state, np.float64(now))
 
     def resume_at(self, until: float, latest: Branch) -> None:
         """Shift the branch's clock to `until`, as if no time had passed since `until_seconds`. Buckets keep real time: they
         belong to the machines, and hold what `latest`, the branch that trained last, has left in them."""
         pause = until - self.until_seconds
         if pause > 0:
-            self.state = loop.resumed(self.inputs, self.state, pause)
+            self.state = changes.resumed(self.inputs, self.state, pause)
             self.until_seconds = until
             self.checkpoints.pause(pause)
         if latest is not self:  # branches share the workers' caches
-            self.state = loop.caches_cleared(self.state)
+            self.state = changes.caches_cleared(self.state)
         if len(self.inputs.bucket_bytes) and latest is not self:
-            self.state = loop.with_tokens(self.state, _tokens(latest, until))
+            self.state = changes.with_tokens(self.state, _tokens(latest, until))
 
     # ------------------------------------------------------------------------------------------------- setting and inputs
 
@@ -221,14 +222,14 @@ class Branch:
         """
         before, had_work = np.asarray(self.inputs.assigned), np.asarray(self._with_work)
         if _aggregation(self.program) != _aggregation(prepared.program):
-            self.state = loop.regrouped(prepared.program, prepared.inputs, self.state)
-        self.state = loop.redivided(self.inputs, prepared.inputs, self.state)
+            self.state = changes.regrouped(prepared.program, prepared.inputs, self.state)
+        self.state = changes.redivided(self.inputs, prepared.inputs, self.state)
         self.program, self.inputs = prepared.program, prepared.inputs
         self.inputs = self.checkpoints.with_work_redone(self.inputs, prepared.inputs)
-        self._placed, self.state = prepared, loop.rows_placed(self.inputs, self.state)
+        self._placed, self.state = prepared, changes.rows_placed(self.inputs, self.state)
         if np.array_equal(before, self.inputs.assigned):
             return False
-        self.state = loop.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
+        self.state = changes.with_data_moved(self.state, before, np.asarray(self.inputs.assigned))
         return bool(np.any(~had_work & np.asarray(self._with_work)))
 
     def without_workers(self) -> None:
@@ -261,52 +262,52 @@ class Branch:
 
     def mark_deadlocked(self) -> None:
         """No worker is left that could push."""
-        deadlock: Any = np.int32(loop.STATUSES.index("deadlock"))
+        deadlock: Any = np.int32(STATUSES.index("deadlock"))
         self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
 
     def stop_all(self, now: float) -> None:
         """Everybody stops; gradients in progress are lost."""
-        self.state = loop.all_stopped(self.inputs, self.state, now)
+        self.state = changes.all_stopped(self.inputs, self.state, now)
 
     def stop_workers(self, nodes: frozenset[str], now: float) -> None:
         """These nodes are in no mini-batch from now on; a gradient in progress there is lost."""
         stopped = np.asarray([n.name in nodes for n in self.context.job.nodes])
-        self.state = loop.workers_stopped(self.state, stopped, now)
+        self.state = changes.workers_stopped(self.state, stopped, now)
 
     def launch_waiting_workers(self) -> None:
         """Begin the policy anew; workers that wait begin a mini-batch."""
-        self.launch(self._with_work & loop.waiting(self.state))
+        self.launch(self._with_work & changes.waiting(self.state))
 
     def launch(self, release: ArrayLike, offsets: NDArray[np.float64] | None = None) -> None:
         """Begin the policy anew; the workers in `release` [k] begin a mini-batch, and compute `offsets` seconds longer."""
         longer = np.zeros(len(self.context.job.nodes)) if offsets is None else offsets
         begun, released = self.policy.init(self._with_work), np.asarray(release) & self._with_work
-        launched = loop.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
+        launched = changes.launch(self.program, self.context.data, self.inputs, self.state, begun, released, longer)
         # Wait for the gradients: where the job ends here, the process may exit, and a process that still computes crashes.
         self.state = jax.block_until_ready(launched)  # type: ignore[no-untyped-call]
 
     @property
     def _with_work(self) -> NDArray[np.bool_]:
         """Workers that may begin a mini-batch, bool [k]."""
-        return np.asarray(loop.with_work(self.inputs, cast(Any, np.asarray(self.state.clock.left))))
+        return np.asarray(with_work(self.inputs, cast(Any, np.asarray(self.state.clock.left))))
 
 
-def _aggregation(program: loop.Program) -> str:
+def _aggregation(program: Program) -> str:
     return "" if program.model is None else program.model.aggregation
 
 
 def _tokens(branch: Branch, now: float) -> jax.Array:
     """What the nodes' buckets hold at `now`, [k], if no node has sent since `branch` trained last."""
-    then = loop.catch_up(branch.program, branch.inputs, branch.state, np.float64(branch.until_seconds))
-    return loop.resumed(branch.inputs, then, now - branch.until_seconds).clock.flight.tokens
+    then = changes.catch_up(branch.program, branch.inputs, branch.state, np.float64(branch.until_seconds))
+    return changes.resumed(branch.inputs, then, now - branch.until_seconds).clock.flight.tokens
 
 
 def _load_of(
-    placed: PreparedSetting, cluster: Cluster, before: loop.State, after: loop.State, records: NDArray[np.float64]
+    placed: PreparedSetting, cluster: Cluster, before: State, after: State, records: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What the servers did between two states of the engine, in pushes with these `records`: [k, 4] as `served`, and the
     rows of each block of embedding tables in these pushes, [b]."""
-    pulled, pushed = loop.touched_rows(after) - loop.touched_rows(before)
+    pulled, pushed = changes.touched_rows(after) - changes.touched_rows(before)
     if placed.inputs.placement:
         load = served_rows(cluster.nodes, placed.inputs.placement, pulled, pushed, placed.effects)
     else:
@@ -327,7 +328,7 @@ def first_branch(
     """The branch that a job begins with. If conditions stagger workers, they begin at random points of a mini-batch."""
     prepared = context.prepare(setting, policy)
     inputs = prepared.inputs
-    branch = Branch(context, prepared, loop.blank(prepared.program, inputs, parameters))
+    branch = Branch(context, prepared, changes.blank(prepared.program, inputs, parameters))
     branch.disturb(disturbance)
     first_cycle = np.asarray(inputs.compute_seconds + inputs.sleep_probability * inputs.sleep_mean_seconds)
     spread = np.random.default_rng([context.seed, 2]).random(len(first_cycle)) * first_cycle
@@ -335,7 +336,7 @@ def first_branch(
     return branch
 
 
-def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, loop.State]:
+def stacked(branches: Sequence[Branch]) -> tuple[TrainingData, EngineInputs, State]:
     """Stack branches of equal shapes as lanes of one engine: arrays get a leading lane axis; validation data is shared."""
     data = [b.context.data for b in branches]
     train, inputs, states = (

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.engine import loop
+from simulators.engine import changes
 from simulators.engine.inputs import EngineInputs
+from simulators.engine.job_state import State
 from simulators.engine.learning import Learned
 
 __all__ = ["Checkpoints", "ModelCheckpoint"]
@@ -40,7 +41,7 @@ class Checkpoints:
     In a job that makes no checkpoints, none is kept: it would be memory that the job does not need.
     """
 
-    def __init__(self, inputs: EngineInputs, state: loop.State, *, makes: bool) -> None:
+    def __init__(self, inputs: EngineInputs, state: State, *, makes: bool) -> None:
         self._lost_clocks = self._lost_samples = 0  # pushes that were made, and are lost
         self._last = self.taken(inputs, state) if makes else None
         self._last_seconds = 0.0  # when it was completed, on the branch's clock
@@ -53,7 +54,7 @@ class Checkpoints:
         """When the next checkpoint begins, on the branch's clock; inf where the interval is 0: none is made."""
         return self._last_seconds + every_seconds if every_seconds else float("inf")
 
-    def taken(self, inputs: EngineInputs, state: loop.State) -> ModelCheckpoint:
+    def taken(self, inputs: EngineInputs, state: State) -> ModelCheckpoint:
         """A checkpoint of the job as it is."""
         clock = state.clock
         return ModelCheckpoint(
@@ -73,7 +74,7 @@ class Checkpoints:
         """The branch's clock was shifted by `seconds`, in which it did not train."""
         self._last_seconds += seconds
 
-    def rolled_back(self, inputs: EngineInputs, state: loop.State) -> tuple[loop.State, int]:
+    def rolled_back(self, inputs: EngineInputs, state: State) -> tuple[State, int]:
         """The job with parameters, optimizer and work left as in the last checkpoint, and how many pushes that has lost.
         They are still counted: they were made. Raises RuntimeError in a job that makes no checkpoints."""
         if (saved := self._last) is None:
@@ -84,9 +85,9 @@ class Checkpoints:
             learned = learned._replace(touched=state.learned.touched)  # rows were pulled and pushed, as pushes were made
         before, self._lost_clocks = self._lost_clocks, int(clock.pushes) - saved.clocks
         self._lost_samples = int(clock.samples) - saved.samples
-        made = loop.State(clock, learned)
+        made = State(clock, learned)
         if len(saved.left):
-            made = loop.with_data_moved(made, saved.assigned, np.asarray(inputs.assigned))
+            made = changes.with_data_moved(made, saved.assigned, np.asarray(inputs.assigned))
         return made, self._lost_clocks - before
 
     def with_work_redone(self, inputs: EngineInputs, target: EngineInputs) -> EngineInputs:

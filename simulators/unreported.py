@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.engine import loop
+from simulators.engine.job_state import Records
 from tuners.actions import Cost
 
 __all__ = ["NO_RECORDS", "Unreported"]
 
-NO_RECORDS = np.zeros((0, len(loop.Records._fields)))
+NO_RECORDS = np.zeros((0, len(Records._fields)))
 
 
 class Unreported:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import (
     Cost,
     Evaluation,

@@ -33,6 +33,7 @@ from harness import program_cache
 from harness.training.instances import Instance
 from harness.training.varied import SHAPES, drawn_instance, simple_rules
 from simulators.engine import loop
+from simulators.engine.job_state import STATUSES, Clock, Program, State
 from traces.store import check_new, write_bytes
 from tuners.actions import Decision, Push, SyncPolicy
 from tuners.rlp import policy_file
@@ -138,10 +139,10 @@ def _in_all_modes(one: Judged, network: PooledNetwork) -> list[tuple[float, RunS
 class Judged(NamedTuple):
     """An instance, ready to be played under any policy, with what simple rules take."""
 
-    program: loop.Program
+    program: Program
     data: Any
     inputs: Any
-    state: loop.State
+    state: State
     rules: dict[str, float]  # seconds by rule; infinite where it missed the target, or took over `cap` times the best
     cap: float
     most_pushes: int  # of a run
@@ -173,18 +174,18 @@ def _ready(instance: Instance, most_pushes: int, cap: float) -> Judged:
     return Judged(begun.program, data, inputs, state, {}, cap, most_pushes)
 
 
-def _run(of: Judged, policy: SyncPolicy, limit: float) -> loop.Clock:
+def _run(of: Judged, policy: SyncPolicy, limit: float) -> Clock:
     """The end of a run under `policy`, to the target, to its pushes or to the limit in simulated seconds."""
     program = of.program._replace(decide=policy.decide, probes=policy.probes)
     held = policy.init(np.asarray(of.inputs.active))
     state = of.state._replace(clock=of.state.clock._replace(policy=held))
     until = (jnp.int32(of.most_pushes), jnp.asarray(limit))
-    end: loop.State = loop.advance(program, of.data, of.inputs, state, *until, rows=of.most_pushes)[0]
+    end: State = loop.advance(program, of.data, of.inputs, state, *until, rows=of.most_pushes)[0]
     return end.clock
 
 
-def _seconds(end: loop.Clock) -> float:
-    return float(end.seconds) if loop.STATUSES[int(end.status)] == "target" else float("inf")
+def _seconds(end: Clock) -> float:
+    return float(end.seconds) if STATUSES[int(end.status)] == "target" else float("inf")
 
 
 def _recorded(one: Judged, network: PooledNetwork, mode: int, limit: float) -> tuple[float, RunSpans]:

@@ -28,6 +28,7 @@ from harness import program_cache
 from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw
 from simulators.branch import stacked
 from simulators.engine import loop
+from simulators.engine.job_state import STATUSES, Clock
 from traces.store import check_new
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
@@ -184,7 +185,7 @@ class _Training(NamedTuple):
         return sum(self.endings)
 
 
-_ENDINGS = ("cut short", *loop.STATUSES[1:])  # a run that is still "running" at its last push was cut short
+_ENDINGS = ("cut short", *STATUSES[1:])  # a run that is still "running" at its last push was cut short
 
 
 def checkpoint(out: Path) -> Path:
@@ -268,7 +269,7 @@ def _policy(plan: TrainingPlan, upcoming: Round, at: _Training, lane: int) -> Sy
     return dqn.exploring_policy(plan.options, at.learner, at.runs + lane, plan.most_pushes)
 
 
-def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: loop.Clock) -> Learner:
+def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: Clock) -> Learner:
     """The learner after one run."""
     options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
     if upcoming.fixed is not None:
@@ -280,7 +281,7 @@ def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: loop.
     return learner
 
 
-def _played(plan: TrainingPlan, upcoming: Round, policies: Sequence[SyncPolicy]) -> list[loop.Clock]:
+def _played(plan: TrainingPlan, upcoming: Round, policies: Sequence[SyncPolicy]) -> list[Clock]:
     """Play a round: each instance under its policy, to the end."""
     instances = [plan.instance(upcoming.first + i, like=upcoming.first) for i in range(upcoming.size)]
     runs = [instance.begin(policy) for instance, policy in zip(instances, policies, strict=True)]
@@ -295,10 +296,10 @@ def _played(plan: TrainingPlan, upcoming: Round, policies: Sequence[SyncPolicy])
     return [jax.tree.map(itemgetter(lane), clocks) for lane in range(upcoming.size)]
 
 
-def _lost_seconds(plan: TrainingPlan, clock: loop.Clock) -> float:
+def _lost_seconds(plan: TrainingPlan, clock: Clock) -> float:
     """Seconds that count as lost if a run diverged or deadlocked: its missing pushes, at the pace so far."""
     pushes, seconds = max(int(clock.pushes), 1), float(clock.seconds)
-    lost = loop.STATUSES[int(clock.status)] not in ("running", "target")
+    lost = STATUSES[int(clock.status)] not in ("running", "target")
     return seconds / pushes * (plan.most_pushes - pushes) if lost else 0.0
 
 

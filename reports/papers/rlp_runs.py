@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from harness.training.instances import Instance, InstanceKind, draw
 from simulators.cluster.conditions import Stragglers, straggling
 from simulators.engine import loop, timing
+from simulators.engine.job_state import STATUSES
 from tuners import policies
 from tuners.actions import SyncPolicy, Target
 
@@ -159,7 +160,7 @@ def table_of(instance: Instance, policy: SyncPolicy) -> FinishedRun:
     rows, flight, workers = np.asarray(table)[: int(used)], state.clock.flight, len(instance.straggles)
     since = rows[-1, 0] - np.asarray(flight.since[timing.WAIT])
     last = np.where(np.asarray(flight.phase) == timing.WAIT, since, np.asarray(flight.waited))
-    return FinishedRun(loop.STATUSES[int(state.clock.status)], rows, last[:workers])
+    return FinishedRun(STATUSES[int(state.clock.status)], rows, last[:workers])
 
 
 def _run(name: str, label: str, instance: Instance, policy: SyncPolicy) -> InstanceRun:

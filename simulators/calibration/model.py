@@ -19,7 +19,8 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
 from simulators.cluster.profiles import Device, NodeType
 from simulators.engine.inputs import cycle_costs
-from simulators.engine.loop import Records, advance_lanes
+from simulators.engine.job_state import Records
+from simulators.engine.loop import advance_lanes
 from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Demand, Workload

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import simpy
 
-from simulators.engine import learning, loop
+from simulators.engine import changes, learning, loop
 from simulators.engine.embedding import popularity, seen_before
 from simulators.engine.inputs import EngineInputs, RowPlacement
+from simulators.engine.job_state import Program, State
 from simulators.workloads.datasets import Dataset, classification, embedded_clicks
 from simulators.workloads.model_tables import FactorisationMachine, Logistic, Mlp
 from simulators.workloads.models import make_proxy
@@ -29,12 +30,12 @@ BATCH = 16
 class EngineJob:
     """A job ready to advance."""
 
-    program: loop.Program
+    program: Program
     data: learning.TrainingData
     inputs: EngineInputs
-    state: loop.State
+    state: State
 
-    def advance(self, pushes: int) -> tuple[loop.State, jax.Array, jax.Array]:
+    def advance(self, pushes: int) -> tuple[State, jax.Array, jax.Array]:
         many = jnp.asarray(pushes, jnp.int32)
         return loop.advance(self.program, self.data, self.inputs, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
 
@@ -56,11 +57,11 @@ def engine_job(features: int, hidden: tuple[int, ...], workers: int, policy: Syn
     data = learning.TrainingData(tuple(map(jnp.asarray, proxy.train)), tuple(map(jnp.asarray, proxy.valid)))
     rows = learning.batch_shapes(proxy.train, BATCH)
     model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", BATCH, rows=rows)
-    program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
+    program = Program(model, policy.decide, policy.probes, "maxmin", overlapping=False)
     inputs = _inputs(workers, len(proxy.train[0]))
-    blank = loop.blank(program, inputs, proxy.init(0))
+    blank = changes.blank(program, inputs, proxy.init(0))
     begun = policy.init(inputs.active)
-    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    state = changes.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, inputs, state)
 
 
@@ -73,7 +74,7 @@ def sparse_job(
     known = map(jnp.asarray, (seen_before(rows), popularity(rows, proxy.embedding.rows)))
     data = learning.TrainingData((*proxy.train, *known), proxy.valid)
     model = learning.LearningProgram(proxy.losses, proxy.correct, "sgd", "each", batch, proxy.embedding)
-    program = loop.Program(model, policy.decide, policy.probes, "maxmin", overlapping=True)
+    program = Program(model, policy.decide, policy.probes, "maxmin", overlapping=True)
     nodes = workers + servers
     held = np.zeros((128, nodes))
     held[np.arange(128), workers + np.arange(128) * servers // 128] = 1.0
@@ -85,20 +86,20 @@ def sparse_job(
         capacity=jnp.full(2 * nodes, 1e7),
         placement=RowPlacement(*map(jnp.asarray, (held, held, 2000.0, 2000.0, 1e-6))),
     )
-    blank = loop.blank(program, inputs, proxy.init(0))
+    blank = changes.blank(program, inputs, proxy.init(0))
     begun = policy.init(inputs.active)
-    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, nodes))
+    state = changes.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, nodes))
     return EngineJob(program, data, inputs, state)
 
 
 def timing_job(workers: int) -> EngineJob:
     """The same cluster without a model, under ASP."""
     policy, inputs = policies.asp(), _inputs(workers, 8 * workers)
-    program = loop.Program(None, policy.decide, policy.probes, "maxmin", overlapping=False)
+    program = Program(None, policy.decide, policy.probes, "maxmin", overlapping=False)
     data = learning.TrainingData((), ())
-    blank = loop.blank(program, inputs, None)
+    blank = changes.blank(program, inputs, None)
     begun = policy.init(inputs.active)
-    state = loop.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
+    state = changes.launch(program, data, inputs, blank, begun, inputs.active, jnp.linspace(0.0, 4.0, workers))
     return EngineJob(program, data, inputs, state)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from harness.training.train import PRETRAINING, TrainingPlan, TrainingProgress, train
 from simulators.engine import loop
+from simulators.engine.job_state import State
 from tests.bench.jobs import engine_job
 from tests.bench.rounds import finding, judge, settled, timed
 from tuners import policies
@@ -61,7 +62,7 @@ def test_minutes_of_the_papers_training(benchmark: Any) -> None:
     options, most, instance = PAPER.options, 400, PAPER.instance(0)
     learner = dqn.new_learner(options, 0)
 
-    def run(policy: SyncPolicy) -> tuple[loop.State, int]:
+    def run(policy: SyncPolicy) -> tuple[State, int]:
         begun = instance.begin(policy)
         clocks, forever = jnp.asarray(most, jnp.int32), jnp.asarray(jnp.inf)
         state, _, used = loop.advance(

@@ -12,6 +12,7 @@ import pytest
 from simulators.cluster.conditions import Stragglers
 from simulators.code_digest import UnknownCodeError, digest
 from simulators.engine import loop, network, timing
+from simulators.engine.job_state import Program, Records
 from simulators.workloads.models import _classifier, _cross_entropy, _hinge
 from tuners import policies
 
@@ -62,7 +63,7 @@ def test_processes_with_other_hashes_and_other_histories_digest_alike():
 )
 def test_values_that_differ_have_other_digests(one, other):
     if one is Pair:
-        one, other = loop.Program(None, policies.asp().decide, False, "fifo", False), (None, policies.asp().decide, False)
+        one, other = Program(None, policies.asp().decide, False, "fifo", False), (None, policies.asp().decide, False)
     assert digest(one) == digest(one)
     assert digest(one) != digest(other)
 
@@ -82,7 +83,7 @@ def test_another_value_or_function_of_a_module_is_another_digest(monkeypatch):
         patch.setattr(network, "maxmin", network.fifo)
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Records, "twice", lambda records: 2 * records, raising=False)
+        patch.setattr(Records, "twice", lambda records: 2 * records, raising=False)
         assert digest(loop.advance) != before
     assert digest(loop.advance) == before
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness import program_cache
 from simulators import stored_programs
-from simulators.engine import loop
+from simulators.engine import changes
 from simulators.stored_programs import StoredProgram
 from simulators.workloads import models
 from tests.bench.jobs import engine_job
@@ -99,7 +99,7 @@ def test_jobs_under_two_policies_share_what_does_not_depend_on_the_policy(store)
     """What begins a job, and what a change of its setting begins from: only `advance` has the policy compiled in."""
     for policy in (policies.asp(), policies.k_sync(3)):
         job = engine_job(17, (), 5, policy)  # as no other test has it
-        loop.catch_up(job.program, job.inputs, job.state, np.float64(0.5))
+        changes.catch_up(job.program, job.inputs, job.state, np.float64(0.5))
         made = sorted(key.split("-")[1] for key in store.entries)
         assert made == ["_blank", "_catch_up", "_launch"]
 

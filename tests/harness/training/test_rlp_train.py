@@ -17,6 +17,7 @@ from harness.training.instances import STRAGGLERS
 from harness.training.train import PRETRAINING, TrainingPlan, checkpoint
 from simulators.cluster.conditions import Stragglers
 from simulators.engine import loop
+from simulators.engine.job_state import Records
 from tests.tuners.rlp.test_rlp import RAW, plain_states, push
 from tuners import policies
 from tuners.rlp import dqn, policy_file
@@ -61,7 +62,7 @@ def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
     args = (run.program, instance.context.data, run.inputs, run.state)
     state, table, used = loop.advance(*args, np.int32(40), np.float64(np.inf), rows=40)
     rows = np.asarray(state.clock.policy.record.rows)[: int(used)].astype(float)
-    seen = loop.Records(*np.asarray(table)[: int(used)].T)
+    seen = Records(*np.asarray(table)[: int(used)].T)
     np.testing.assert_array_equal(rows[:, 0], np.arange(1, len(rows) + 1))
     np.testing.assert_array_equal(rows[:, 3], seen.staleness)
     assert rows[:, 3].max() > 0

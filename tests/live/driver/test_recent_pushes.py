@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.live.driver.view.recent_pushes import RECENT_SECONDS, RecentPushes
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tests.live.driver.test_losses import SPEC
 
 

@@ -10,7 +10,7 @@ import pytest
 import harness
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
-from simulators.engine import loop, network
+from simulators.engine import changes, network
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
@@ -147,7 +147,7 @@ def test_no_pause_between_branches_leaves_buckets_as_they_are():
     assert np.isfinite(held).any()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        resumed = loop.resumed(one.inputs, one.state, 0.0)
+        resumed = changes.resumed(one.inputs, one.state, 0.0)
     np.testing.assert_array_equal(resumed.clock.flight.tokens, held)
 
 

@@ -13,7 +13,7 @@ import pytest
 from simulators.branch import stacked
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions
-from simulators.engine import connections, loop, timing
+from simulators.engine import changes, connections, loop, timing
 from simulators.workloads.workload import Demand
 from tests.bench import unlike_servers
 from tests.support.oracle import Bounded, Oracle
@@ -99,12 +99,14 @@ def test_what_is_left_of_transfers_stays_where_servers_change():
     flight = line.state.clock.flight
     moving = np.isin(flight.phase, (timing.PULL, timing.PUSH))
     assert moving.any()
-    divided = loop.redivided(even.inputs, uneven.inputs, line.state).clock.flight
+    divided = changes.redivided(even.inputs, uneven.inputs, line.state).clock.flight
     np.testing.assert_allclose((divided.parts @ uneven.inputs.connections.number)[moving], flight.remaining[moving])
-    back = loop.redivided(uneven.inputs, even.inputs, line.state._replace(clock=line.state.clock._replace(flight=divided)))
+    back = changes.redivided(
+        uneven.inputs, even.inputs, line.state._replace(clock=line.state.clock._replace(flight=divided))
+    )
     assert back.clock.flight.parts == ()
     np.testing.assert_array_equal(back.clock.flight.remaining, flight.remaining)
-    kept = loop.redivided(uneven.inputs, uneven.inputs, back._replace(clock=back.clock._replace(flight=divided)))
+    kept = changes.redivided(uneven.inputs, uneven.inputs, back._replace(clock=back.clock._replace(flight=divided)))
     assert kept.clock.flight.parts is divided.parts
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from simulators.engine import learning, loop
+from simulators.engine import changes, learning
 from simulators.engine.kept_gradients import kept_form
 from simulators.workloads.catalogue import workload
 from tests.bench.jobs import engine_job
@@ -64,9 +64,9 @@ def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(poli
     made = engine_job(64, (96, 48), 6, policy)
     model = made.program.model._replace(rows=())
     program = made.program._replace(model=model)
-    blank = loop.blank(program, made.inputs, made.state.learned.parameters)
+    blank = changes.blank(program, made.inputs, made.state.learned.parameters)
     begun = policy.init(made.inputs.active)
-    first = loop.launch(program, made.data, made.inputs, blank, begun, made.inputs.active, jnp.linspace(0.0, 4.0, 6))
+    first = changes.launch(program, made.data, made.inputs, blank, begun, made.inputs.active, jnp.linspace(0.0, 4.0, 6))
     whole = replace(made, program=program, state=first)
     (some, records, _), (all_, expected, _) = made.advance(60), whole.advance(60)
     np.testing.assert_array_equal(np.asarray(records), np.asarray(expected))

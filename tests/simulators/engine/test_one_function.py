@@ -8,6 +8,8 @@ import pytest
 from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
+from simulators.engine.job_state import Records
+from simulators.engine.one_function import gradients_as_one, large_as_one
 from simulators.stored_programs import StoredProgram
 from tests.support.small_jobs import MODEL, Cluster, Setting, Softmax, job, machine, system
 from tuners import policies
@@ -60,7 +62,7 @@ def in_bytes(made):
 )
 def test_the_same_bytes(policy, kinds, conditions):
     of = many(policy, kinds, **conditions)
-    assert loop._large_as_one(of.program, of.inputs)
+    assert large_as_one(of.program, of.inputs)
     text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
     assert text.count("xla_cpu_small_call") == 1
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
@@ -79,7 +81,7 @@ def test_the_same_bytes(policy, kinds, conditions):
 )
 def test_the_same_bytes_with_a_model(policy, kinds, conditions):
     of = many(policy, kinds, model=LARGE, **conditions)
-    assert loop._large_as_one(of.program, of.inputs)
+    assert large_as_one(of.program, of.inputs)
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
 
@@ -94,7 +96,7 @@ def test_what_does_not_belong_to_the_gradients_is_one_operation():
 
 def test_few_nodes_are_not_asked_for():
     few = many(policies.asp(), nodes=120)
-    assert not loop._large_as_one(few.program, few.inputs)
+    assert not large_as_one(few.program, few.inputs)
 
 
 def test_what_xla_cannot_compile_is_compiled_in_a_plainer_form(monkeypatch):
@@ -145,7 +147,7 @@ def small(policy, nodes=9, model=MODEL, conditions=None, setting=(), **workload)
 
 
 def as_one(of):
-    return loop._gradients_as_one(of.program, of.context.data, of.inputs, of.state.learned)
+    return gradients_as_one(of.program, of.context.data, of.inputs, of.state.learned)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_times_are_the_same_bytes_and_losses_close(policy, more):
         advanced(program, of) for program in (of.program, of.program._replace(dispatched=True))
     )
     assert int(used) == int(count) == 600
-    loss = loop.Records._fields.index("loss")
+    loss = Records._fields.index("loss")
     np.testing.assert_array_equal(np.asarray(table)[:, :loss], np.asarray(theirs)[:, :loss])
     # Of nodes that are no workers, a batch of all nodes has losses and gradients, too, which nobody reads.
     parameters = zip(*(jax.tree.leaves(s.learned.parameters) for s in (state, others)), strict=True)

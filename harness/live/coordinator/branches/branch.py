@@ -25,7 +25,7 @@ from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Push, Rejected, Setting, Status, SyncPolicy, Target
 from tuners.system import check_no_table, check_no_timers
 

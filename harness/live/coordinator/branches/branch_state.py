@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.live.coordinator.branches.branch import CoordinatorBranch, Cycle, LiveJob, ModelVersions, PushFacts
 from harness.live.protocol.plain_data import packed, unpacked
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Setting, Status, SyncPolicy
 
 __all__ = ["branches_as_bytes", "branches_of"]

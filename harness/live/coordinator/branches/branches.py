@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob
 from harness.live.coordinator.ledger.ledger import Ledger
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Evaluation
 
 __all__ = ["Branches"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators import windows
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Cost, Evaluation, Job, NodeEvent, Setting, Status, SyncPolicy, Window
 from tuners.settings import OF_NODES
 from tuners.space import Space

@@ -14,7 +14,7 @@ from harness.live.driver.view.recent_pushes import RecentPushes
 from harness.live.driver.view.status import JobStatus
 from harness.live.processes.runtime import Runtime
 from harness.live.protocol.driver_reports import Poll
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Evaluation, Job, Status
 
 __all__ = ["DECIMALS", "JobView"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.live.driver.view.status import NodeStatus
-from simulators.engine.loop import Records
+from simulators.engine.job_state import Records
 from tuners.actions import Job, Setting
 
 __all__ = ["RECENT_SECONDS", "RecentPushes"]

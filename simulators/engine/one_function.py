@@ -1,0 +1,88 @@
+"""What XLA is asked to compile as one function: by default it dispatches every small operation by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from simulators.engine import learning
+from simulators.engine.inputs import EngineInputs
+from simulators.engine.job_state import Program
+from simulators.engine.learning import Learned, TrainingData
+from simulators.engine.network import Proportions
+
+__all__ = ["IN_ONE_FUNCTION", "as_one", "gradients_as_one", "large_as_one", "marked"]
+
+IN_ONE_FUNCTION = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_use_fusion_emitters": False}
+"""For XLA: products of matrices without calls of its library, and kernels without MLIR. One function can have neither."""
+
+_MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
+_MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024}
+"""Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
+_MOST_NICS = 800  # the same, where each NIC counts
+
+
+def large_as_one(program: Program, inputs: EngineInputs) -> bool:
+    """XLA is asked to compile as one function what has no gradient in it: the whole loop of a timing-only job, or the events
+    of a step.
+
+    By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. Asked,
+    a push of 240 workers takes half of the time, one of 2,048 a third.
+    """
+    nodes = inputs.active.shape[0]
+    if program.overlapping:
+        # The matrices of `network.maxmin` are products, too; connections are divided in loops of their own.
+        many = isinstance(inputs.usage, Proportions) and not inputs.connections and nodes <= _MOST_NICS
+    else:
+        many = _MANY <= nodes <= _MOST[program.discipline]
+    # A policy that probes decides by a network, whose products of matrices no such function can have.
+    never = program.lanes or program.probes or program.dispatched
+    return many and not never and jax.default_backend() == "cpu"
+
+
+_SMALL_FLOPS = 2**18
+"""Of the gradient of a mini-batch, up to which it is compiled into one function with the events of a step. A push of
+logistic regression (64 to 10, mini-batches of 16: 43,000) takes half of the time so, one of a perceptron (64-32-10: 166,000)
+three quarters. The gain ends at some 330,000, since the code of such a function is that of plain loops; at 1.3 million a
+push takes nine times as long."""
+
+
+def gradients_as_one(program: Program, data: TrainingData, inputs: EngineInputs, learned: Learned | None) -> bool:
+    """XLA is asked to compile as one function a whole step but for its validation."""
+    if program.model is None or learned is None or program.model.embedding is not None:
+        return False
+    never = program.lanes or program.probes or program.dispatched
+    many = inputs.active.shape[0] >= _MANY and not large_as_one(program, inputs)
+    if never or many or jax.default_backend() != "cpu":
+        return False
+    return learning.flops(program.model, data, learned.parameters) <= _SMALL_FLOPS
+
+
+def marked(loop: Callable[[Any], Any], begun: Any) -> Any:
+    """`loop(begun)`, with the mark on its call that XLA itself gives to loops that it takes for small."""
+    mark = {"xla_cpu_small_call": "true", "inlineable": "false"}
+    return set_xla_metadata(jax.jit(loop)(begun), **mark)  # type: ignore[no-untyped-call]
+
+
+def as_one(program: Program, part: Callable[..., Any], *carry: Any, asked: bool) -> Any:
+    """`part(*carry)`, compiled as one function; `part` returns as many values, of the same types.
+
+    Written as a loop that runs once: XLA compiles a small loop into one function (see `simulators.__init__`), and dispatches
+    operations outside of loops one by one. `asked`: XLA is asked to, because it would not take the loop for small.
+    """
+
+    if program.lanes:
+        return part(*carry)
+
+    def body(carry: Any) -> Any:
+        return (jnp.asarray(False), *part(*carry[1:]))
+
+    once = partial(jax.lax.while_loop, lambda carry: carry[0], body)
+    # The status is never negative, which XLA cannot know. If it could see that the loop runs once, it would unroll it.
+    begun = (carry[0].status >= 0, *carry)
+    return (marked(once, begun) if asked else once(begun))[1:]
