@@ -16,7 +16,7 @@ class Report(NamedTuple):
     """The events of one branch that the driver has not taken yet."""
 
     first: int  # index of the first row; a branch's own pushes are numbered from 0
-    rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.loop.Records`
+    rows: NDArray[np.float64]  # [n, 11], the columns of `simulators.engine.job_state.Records`
     evaluations: tuple[tuple[int, Evaluation], ...]  # (request, result); request 0: automatic, after `evaluate_clocks`
 
 
