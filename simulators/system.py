@@ -158,20 +158,23 @@ class SimulatedSystem:
         )
 
     def _think(self, action: Action[Any]) -> None:
-        """While a tuner thinks, the branch of its action trains on; the next window reports what happened meanwhile.
+        """While a tuner thinks, training goes on, and the next window reports what happened meanwhile: of the branch that is
+        being reconfigured, else of the one that it is going to run, else of the one that trained last.
 
-        A branch that is to be freed is not trained for that, unless it trains anyway.
+        No other branch is trained because it is forked, freed, evaluated or changed: trials from one parent would begin from
+        different models.
         """
-        branch = self._branches.get(getattr(action, "branch", -1))
-        if isinstance(action, Free) and branch is not self._time.latest:
-            branch = next((b for b in self._branches.values() if b is self._time.latest), None)
-            if branch is None:  # the one that trained last is freed, too
-                self._time.pass_seconds(self._conditions.thinking_seconds)
-        other = self._time.reconfiguration is not None and self._time.reconfiguration.branch is not branch
-        if branch is not None and branch.status == "running" and not other:
+        branch, seconds = self._time.latest, self._conditions.thinking_seconds
+        if self._time.reconfiguration is not None:
+            branch = self._time.reconfiguration.branch
+        elif isinstance(action, Run):
+            branch = self._branches.get(action.branch, branch)
+        if branch.status == "running" and branch in self._branches.values():
             self._time.switch_to(branch)
             self._time.bring_to_now(branch)
-            self._time.train_unreported(branch, self._time.now + self._conditions.thinking_seconds)
+            self._time.train_unreported(branch, self._time.now + seconds)
+        elif self.status == "running":
+            self._time.pass_seconds(seconds)
 
     # ----------------------------------------------------------------------------------------------- settings, policies
 

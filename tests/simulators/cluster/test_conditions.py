@@ -1,6 +1,7 @@
 """Conditions of a run: read from TOML, checked, drawn from the seed alone, and with the effects that they describe."""
 
 import math
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -38,7 +39,9 @@ from tests.support.small_jobs import (
     system,
     together,
 )
-from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Setting, Target
+from tuners import policies
+from tuners.actions import Evaluate, Fork, Free, Install, Reconfigure, Rejected, Run, Setting, Target
+from tuners.settings import Real
 
 NODES = ("a", "b", "c", "d")
 TEXT = """
@@ -238,6 +241,30 @@ def test_thinking_of_freeing_a_branch_trains_the_one_that_trains_anyway():
     fork = simulated.perform(Run(clocks=20, branch=best))
     assert fork.setting is not None
     assert "a" not in fork.setting.workers
+
+
+@pytest.mark.parametrize("ask", [Fork(0), Evaluate(0), Install(policies.asp(), 0)])
+def test_thinking_about_a_branch_that_does_not_train_leaves_it_as_it_is(ask):
+    """Trials of one parent begin from the same model: it stays as it is while one of them trains."""
+    simulated = learning(Conditions(jitter=0.0, thinking_seconds=5.0))
+    child = simulated.perform(Fork(0))
+    simulated.perform(Run(clocks=10, branch=child))
+    parent, trial = (int(simulated.branches[n].state.clock.pushes) for n in (0, child))
+    simulated.perform(ask)
+    assert int(simulated.branches[0].state.clock.pushes) == parent
+    assert int(simulated.branches[child].state.clock.pushes) > trial  # it trained meanwhile
+
+
+def test_thinking_takes_its_time_also_where_the_branch_that_trained_last_cannot_go_on():
+    """All but the parent are freed, or have diverged: nobody trains."""
+    free, rates = Costs(evaluate_seconds=0.0), (*KNOBS, Real("learning_rate", 0.01, 1e38))
+    simulated = learning(Conditions(jitter=0.0, thinking_seconds=5.0), costs=free, knobs=rates)
+    child = simulated.perform(Fork(0, replace(simulated.job.start, learning_rate=1e38)))
+    assert simulated.perform(Run(clocks=40, branch=child)).status == "diverged"
+    for ask in (Evaluate(child), Free(child), Evaluate(0)):
+        before = simulated.now
+        simulated.perform(ask)
+        assert simulated.now == before + 5.0
 
 
 def test_a_target_reached_during_thinking_is_reported():
