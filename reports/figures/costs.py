@@ -27,6 +27,8 @@ _TIME_SPLIT: dict[str, pl.DataType] = {
 }
 """Columns of `split_of`; the first three sum to the time, thinking is measured on the host."""
 
+_HEIGHT, _BOTTOM, _TOP = 4.6, 0.45, 0.15  # inches of time against overhead, and its margins
+_NAMES = 20  # above each other in that height; where there are more, the drawing is higher
 _NAME_PIXELS = 130.0  # width of a name beside its point, at 100 per inch
 _PURPLE = "#7a5cc4"
 _PARTS = (("training", BLUE), ("trial", _PURPLE), ("stall", ORANGE), ("thinking", MUTED))
@@ -111,7 +113,7 @@ def pareto(rows: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS) -> Draw
     if len(points) < 2 or max(p.overhead for p in points) <= 0:
         return None
     front = sorted((p for p in points if not any(_beats(q, p) for q in points)), key=lambda p: p.overhead)
-    with canvas(4.6, left=0.75, top=0.15) as figure:
+    with canvas(_HEIGHT, left=0.75, bottom=_BOTTOM, top=_TOP) as figure:
         axes = figure.add_subplot()
         axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
         axes.set_xscale("symlog", linthresh=1.0, linscale=0.4)
@@ -119,7 +121,7 @@ def pareto(rows: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS) -> Draw
         axes.step(
             [p.overhead for p in front], [p.seconds for p in front], where="post", color=BLUE, linewidth=1.2, alpha=0.6
         )
-        for p in points:
+        for p in sorted(points, key=lambda p: p.role == "reference"):  # the reference on top of points at the same place
             color = ORANGE if p.role == "reference" else BLUE if p in front else MUTED
             axes.plot([p.overhead], [p.seconds], "o", color=color, markersize=6, zorder=3)
         low, high = min(p.seconds for p in points), max(p.seconds for p in points)
@@ -140,7 +142,13 @@ def pareto(rows: pl.DataFrame, name: str, unit: str = SIMULATED_SECONDS) -> Draw
             )
         axes.set_ylim(low, high)
         axes.set_xlim(-0.12, 6 * max(p.overhead for p in points))
-        _label(axes, points, front[:-1], low, high)
+        columns = _columns(axes, points)
+        names = max(map(len, columns))
+        if names > _NAMES:
+            height = _HEIGHT * (names + 1) / (_NAMES + 1)
+            figure.set_figheight(height)
+            figure.subplots_adjust(bottom=_BOTTOM / height, top=1 - _TOP / height)
+        _label(axes, columns, front[:-1], math.log(high / low) / (max(names, _NAMES) + 1), low, high)
         _plain_seconds(axes, low, high)
         axes.set_xlabel(f"overhead and trials, {unit} (mean; logarithmic above 1)")
         axes.set_ylabel("time, s (median)")
@@ -157,12 +165,8 @@ def _beats(a: _Point, b: _Point) -> bool:
     return a.overhead <= b.overhead and a.seconds <= b.seconds and (a.overhead, a.seconds) != (b.overhead, b.seconds)
 
 
-def _label(axes: Axes, points: list[_Point], lined: list[_Point], low: float, high: float) -> None:
-    """Names beside the points, above the line where a point is `lined`; names that would cover each other move apart as
-    little as possible."""
-    from scipy.optimize import isotonic_regression
-
-    step = math.log(high / low) / 21  # the height of a name, on the logarithmic axis
+def _columns(axes: Axes, points: list[_Point]) -> list[list[_Point]]:
+    """Points whose names would be beside or above each other, from left to right."""
     pixels = {p.tuner: float(axes.transData.transform((p.overhead, p.seconds))[0]) for p in points}
     columns: list[list[_Point]] = []
     for p in sorted(points, key=lambda p: pixels[p.tuner]):
@@ -170,6 +174,14 @@ def _label(axes: Axes, points: list[_Point], lined: list[_Point], low: float, hi
             columns[-1].append(p)
         else:
             columns.append([p])
+    return columns
+
+
+def _label(axes: Axes, columns: list[list[_Point]], lined: list[_Point], step: float, low: float, high: float) -> None:
+    """Names beside the points, above the line where a point is `lined`; names that would cover each other move apart as
+    little as possible. A name is as high as `step` on the logarithmic axis."""
+    from scipy.optimize import isotonic_regression
+
     for column in columns:
         column.sort(key=lambda p: (p.seconds, p.tuner))
         steps = step * np.arange(len(column))

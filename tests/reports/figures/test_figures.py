@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
+from matplotlib.text import Text
 
 from reports.figures import across, completion, costs, drawing, knobs
 from reports.figures import progress as progress_module
@@ -18,7 +19,7 @@ from reports.figures import settings_over_time as settings_module
 from reports.figures.across import heat_map, mean_ratios, performance
 from reports.figures.completion import completion_times
 from reports.figures.costs import pareto, split_of, time_split
-from reports.figures.drawing import pdf
+from reports.figures.drawing import ORANGE, pdf
 from reports.figures.knobs import knob_values, lanes
 from reports.figures.progress import learning_curves, median_curve, progress
 from reports.figures.settings_over_time import settings_over_time, unmoved
@@ -304,6 +305,22 @@ def test_the_pareto_front_holds_who_is_beaten_by_nobody():
     drawn = pareto(summary(frames(rows)), "a")
     assert set(drawn.data.filter("front")["tuner"]) == {"fixed", "calm", "quick"}
     assert pareto(summary(from_times({"fixed": [5.0], "x": [3.0]})), "a") is None  # nobody spent anything
+
+
+def test_many_names_beside_points_stay_within_the_axes_and_apart():
+    """Thirty tuners that spent nothing stand above each other; the reference is not covered by one at its place."""
+    spent = {f"tuner{n}": (100.001 + n, 0) for n in range(30)} | {"fixed": (115, 0), "other": (90, 20)}
+    rows = [score_row("s", t, i, s + i, overhead_seconds=o) for t, (s, o) in spent.items() for i in range(3)]
+    figure = pareto(summary(frames(rows)), "a").figure
+    axes = figure.axes[0]
+    beside = [text for text in axes.texts if text.get_text() in spent and text.get_text() != "other"]
+    names = [Text.get_window_extent(text) for text in beside]  # without its arrow
+    names.sort(key=lambda box: box.y0)
+    assert len(names) == 31
+    assert axes.bbox.y0 <= names[0].y0
+    assert names[-1].y1 <= axes.bbox.y1
+    assert all(low.y1 <= high.y0 + 0.5 for low, high in pairwise(names))
+    assert axes.lines[-1].get_color() == ORANGE
 
 
 def test_figures_over_arenas_are_whole_and_repeat():
