@@ -23,7 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from harness.scenario import embedded
-from reports.verdicts.conclusions import Answer, few
+from reports.verdicts.conclusions import Answer, few, undecided_opening
 from reports.verdicts.numbers import percent, quantity, relative
 from reports.verdicts.statistics import (
     LEVEL,
@@ -303,7 +303,9 @@ def answer(found: Arenas) -> Answer:
     if leader == REFERENCE:
         before = "Keep "
     elif REFERENCE in close:
-        before = "No tuner is told apart from fixed. The least mean time has "
+        better, worse = _apart_from_reference(found.rows)
+        sides = ["faster" if t in better else "slower" if t in worse else "" for t in found.rows["tuner"]]
+        before = undecided_opening(found.rows["tuner"], sides)
     else:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
@@ -339,14 +341,9 @@ def sentences(found: Arenas) -> list[str]:
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
         said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
-    # On the arenas that both apply to: ratios to the base over different arenas cannot be compared.
-    differ = found.rows.filter((pl.col("p_reference") < 1 - LEVEL) & (pl.col("tuner") != REFERENCE))
-    for word, mine in (
-        ("Faster", differ.filter(pl.col("to_reference") < 1)),
-        ("Slower", differ.filter(pl.col("to_reference") >= 1)),
-    ):
-        if mine.height:
-            said.append(f"{word} than {REFERENCE} in the arenas that both apply to: {', '.join(mine['tuner'])}.")
+    for word, mine in zip(("Faster", "Slower"), _apart_from_reference(found.rows), strict=True):
+        if mine:
+            said.append(f"{word} than {REFERENCE} in the arenas that both apply to: {', '.join(mine)}.")
     why: dict[str, list[str]] = {}
     for tuner, reason in found.absent.items():
         why.setdefault(reason, []).append(tuner)
@@ -360,6 +357,14 @@ def sentences(found: Arenas) -> list[str]:
         else "Nothing is said of scenarios that were not run, unless these are draws of one family."
     )
     return said
+
+
+def _apart_from_reference(rows: pl.DataFrame) -> tuple[list[str], list[str]]:
+    """The tuners that are told to be faster, and slower, than the reference, on the arenas that both apply to: ratios to the
+    base over different arenas cannot be compared."""
+    differ = rows.filter((pl.col("p_reference") < 1 - LEVEL) & (pl.col("tuner") != REFERENCE))
+    faster = pl.col("to_reference") < 1
+    return differ.filter(faster)["tuner"].to_list(), differ.filter(~faster)["tuner"].to_list()
 
 
 def _relative_to(found: Arenas) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "not_applicable",
     "not_run",
     "tally",
+    "undecided_opening",
 ]
 
 NOTHING_TO_TUNE = "No tuner has anything to tune here"
@@ -84,13 +85,14 @@ def answer(rows: pl.DataFrame) -> Answer:
         rest.append(f"; oracle {_amount(oracle)}")
     rest.append(".")
     undecided = REFERENCE in close  # whether to tune at all
+    sides = [side_of_reference(r) for r in contestants.iter_rows(named=True)]
     if leader["tuner"] == REFERENCE:
         before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
     elif undecided:
-        before, why = f"No tuner is told apart from fixed. The least mean {_WORDS[leader['minimise']].what} has ", ""
+        before, why = undecided_opening(contestants["tuner"], sides, str(leader["minimise"])), ""
     else:
         before, why = "Use ", ""
-    others = [t for t in close if t != REFERENCE]
+    others = [t for t in close if t != REFERENCE or "faster" in sides]
     apart = [t for t, s in contestants.select("tuner", "standing").iter_rows() if s in ("behind", "ahead")]
     if int(leader["seeds"]) < LEAST_BLOCKS:
         why += " Fewer than three seeds tell nothing apart."
@@ -101,6 +103,19 @@ def answer(rows: pl.DataFrame) -> Answer:
     if undecided:
         why += _more_seeds(leader)
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)
+
+
+def undecided_opening(tuners: Iterable[str], sides: Sequence[str], minimise: str = "seconds") -> str:
+    """How the answer begins where the leader is not told apart from the reference, up to the leader's name. `sides` says of
+    each tuner whether it is "faster" or "slower" than the reference; "" where tests do not tell."""
+    words = _WORDS[minimise]
+    if better := [t for t, side in zip(tuners, sides, strict=True) if side == "faster"]:
+        said = f"{words.better.capitalize()} than {REFERENCE}: {few(better)}"
+    elif "slower" in sides:
+        said = f"No tuner is told to be {words.better} than {REFERENCE}"
+    else:
+        said = f"No tuner is told apart from {REFERENCE}"
+    return f"{said}. The least mean {words.what} has "
 
 
 def _more_seeds(leader: dict[str, Any]) -> str:

@@ -299,6 +299,19 @@ def test_a_leader_that_fixed_may_equal_is_no_advice():
     assert said.endswith(" 4 seeds tell only large, steady differences apart; give six.")
 
 
+def test_the_first_line_denies_no_difference_to_fixed_that_the_next_lines_tell():
+    """A tuner that is slower for certain, and one that is faster for certain while another has the least mean."""
+    fixed, varied = [10.0, 10.1, 9.9, 10, 10.1, 9.9], [2.0, 2.1, 12, 12.1, 2.2, 12.2]
+    slower = {"fixed": fixed, "x": varied, "slow": [2 * t for t in fixed]}
+    said = str(answer(summary(from_times(slower))))
+    assert said.startswith("No tuner is told to be faster than fixed. The least mean time has x: ")
+    assert against_reference(summary(from_times(slower)))[0].startswith("Slower than fixed: slow ")
+    steady = {"fixed": fixed, "x": varied, "steady": [0.9 * t for t in fixed]}
+    said = str(answer(summary(from_times(steady))))
+    assert said.startswith("Faster than fixed: steady. The least mean time has x: ")
+    assert "Not told apart from it: steady, fixed." in said
+
+
 def test_fixed_can_be_the_answer():
     said = str(answer(summary(from_times({"fixed": [10, 20, 30, 12], "x": [20, 41, 60, 25]}))))
     assert said == "Keep fixed: 16.0 s, 0 changes, 0 s overhead. No tuner is faster. All others are told apart from it."

@@ -127,6 +127,15 @@ def test_the_first_line_and_the_sentences_agree_on_fixed():
     assert "and 16 others." in str(answer(found))
 
 
+def test_the_first_line_denies_no_difference_to_fixed_that_a_sentence_tells():
+    found = arenas_of(played({"fixed": 100, "x": lambda i: 30 if i % 2 else 120, "slow": 300}), NAMES)
+    assert answer(found).before == "No tuner is told to be faster than fixed. The least mean time has "
+    assert any(said.startswith("Slower than fixed") and "slow" in said for said in sentences(found))
+    found = arenas_of(played({"fixed": 100, "x": lambda i: 30 if i % 2 else 120, "steady": 90}), NAMES)
+    assert answer(found).before == "Faster than fixed: steady. The least mean time has "
+    assert "Not told apart from it: steady, fixed." in str(answer(found))
+
+
 def test_the_leader_is_best_against_each_of_the_others_that_may_lead():
     """`mostly` and `often` each leave one arena alone, in which `always` is best: other pairs count that arena as ever."""
     times = {
