@@ -7,7 +7,8 @@ trial. On a system without forks the trials run one after the other on the only 
 
 All trials take the same time, not the same number of clocks, as in MLtuner: otherwise a setting with few workers would take
 the time of many trials. The start setting is always the first trial, so that a search never ends with a setting that
-measured worse than the start.
+measured worse than the start. A setting that was never in force, because a machine was lost while the job changed to it,
+counts as refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner
+from tuners.actions import Action, Job, Reconfigure, Rejected, Run, Scalar, Setting, Tuner, Window
 from tuners.search.branches import TrainedBranch, TrainingWindows, drop, fork_from, train
 from tuners.search.progress_rate import progress_per_second
 
@@ -104,7 +105,11 @@ def _on_a_fork(
     except Rejected:
         yield from drop(forked.branch)
         return parent, None
-    return parent._replace(nodes=done.last.nodes), _scored(job, forked, made, done)
+    before, parent = parent.setting, parent._replace(nodes=done.last.nodes)
+    if _rolled_back(before, forked.setting, done.seen):
+        yield from drop(forked.branch)
+        return parent, None
+    return parent, _scored(job, forked, made, done)
 
 
 def _in_place(
@@ -116,8 +121,8 @@ def _in_place(
         return own, None
     changed = own._replace(setting=setting)
     try:
-        if changed != own:
-            yield from Reconfigure(setting)
+        if changed != own and not (yield from Reconfigure(setting)).done:
+            return (yield from train(own, Run(clocks=len(own.setting.workers)))).trained, None
         done = yield from train(changed, length)
     except Rejected:
         return own, None
@@ -138,6 +143,18 @@ def _stay_with(best: _Trial, job: Job, parent: TrainedBranch) -> Generator[Actio
         yield from drop(0)
         with suppress(Rejected):
             yield from Run(seconds=job.budget_seconds, branch=best.branch)
+
+
+def _rolled_back(before: Setting, wanted: Setting, seen: Window) -> bool:
+    """Whether a fork was to change from the setting `before` to `wanted`, and a machine of that was lost before the change
+    ended: then the fork has trained under the setting before, on the machines that were left."""
+    lost = {e.node for e in seen.events if e.event in ("left", "failed") and e.seconds <= seen.start_seconds}
+    changed = [name for name in Setting.__slots__ if getattr(wanted, name) != getattr(before, name)]
+    return (
+        seen.setting is not None
+        and bool(lost & {*wanted.workers, *wanted.servers})
+        and any(getattr(seen.setting, name) != getattr(wanted, name) for name in changed)
+    )
 
 
 def _scored(job: Job, tried: TrainedBranch, made: _Made, done: TrainingWindows) -> _Trial:

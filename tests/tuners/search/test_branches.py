@@ -7,13 +7,14 @@ import pytest
 
 from harness.drive import play
 from simulators.cluster.conditions import Conditions, NodeChange
+from simulators.reconfiguration.costs import Costs
 from tests.support.small_jobs import KNOBS, NAMES, learning
 from tests.support.toy import job, window
 from tuners import resolve
-from tuners.actions import Fork, NodeEvent, Reconfigure, Rejected, Run, Target
+from tuners.actions import Cost, Fork, NodeEvent, Reconfigure, Rejected, Run, Target
 from tuners.search.branches import TrainedBranch, fork_from, train
 from tuners.search.online_search import search
-from tuners.settings import Real
+from tuners.settings import Integer, Real
 
 REFUSED = Rejected("Cannot do that: the test refuses it.")
 OF = job()
@@ -22,6 +23,7 @@ LEFT = replace(OF.start, workers=OF.start.workers[1:])
 THERE = tuple(n for n in OF.nodes if n.name != LOST)
 SECONDS = np.linspace(0.1, 4.0, 40)
 RATE = Real("learning_rate", 0.01, 0.5, log=True)
+CHANGED = Cost(seconds=1.0, stall_seconds=1.0)
 
 
 def seen(setting, *events, nodes=THERE, status="running"):
@@ -94,12 +96,39 @@ def test_a_search_in_place_goes_back_to_its_best_setting_on_the_machines_that_ar
     assert tuner.throw(REFUSED) == Run(clocks=2)
     slow, fast = (replace(window(OF, np.exp(-rate * SECONDS), SECONDS), nodes=OF.nodes) for rate in (0.1, 0.5))
     assert tuner.send(slow) == Reconfigure(replace(OF.start, learning_rate=0.2))
-    tuner.send(None)
+    tuner.send(CHANGED)
     assert tuner.send(fast) == Reconfigure(replace(OF.start, learning_rate=0.1))
-    tuner.send(None)
+    tuner.send(CHANGED)
     fails = replace(slow, setting=replace(LEFT, learning_rate=0.1), nodes=THERE, events=(NodeEvent(1.0, LOST, "failed"),))
     tuner.send(fails)
     assert tuner.send(replace(fails, events=())) == Reconfigure(replace(LEFT, learning_rate=0.2))
+
+
+@pytest.mark.parametrize(("fails_at", "counts"), [(25.0, False), (50.0, True)])
+def test_a_setting_that_was_never_in_force_gets_no_score(fails_at, counts):
+    """The trial of two workers is forked at 15 s, and its change takes until 45 s. A machine of the new setting is lost in
+    the change, so that the fork goes on under the setting before; or in the trial itself."""
+    fails = Conditions(jitter=0.0, stagger=False, nodes=(NodeChange((NAMES[0],), fails_at, "fails"),))
+    costs = Costs(restart_seconds=30.0, detection_seconds=1.0)
+    system = learning(fails, knobs=(Integer("worker_count", 1, 4),), costs=costs, budget_seconds=400.0)
+    told = []
+    play(
+        lambda of: search(of, lambda: {"worker_count": 2}, lambda v, s: told.append(s), trials=1, share=1, clocks=8), system
+    )
+    assert np.isfinite(told).tolist() == [counts]
+
+
+def test_a_setting_in_place_that_was_rolled_back_gets_no_score():
+    told = []
+    tuner = search(OF, lambda: {"learning_rate": 0.2}, lambda v, s: told.append(s), trials=1, share=1.0, clocks=2)
+    next(tuner)
+    tuner.throw(REFUSED)
+    slow = replace(window(OF, np.exp(-0.1 * SECONDS), SECONDS), nodes=OF.nodes)
+    assert tuner.send(slow) == Reconfigure(replace(OF.start, learning_rate=0.2))
+    assert tuner.send(replace(CHANGED, done=False)) == Run(clocks=len(OF.start.workers))
+    assert tuner.send(seen(LEFT, "failed")) == Run(clocks=len(LEFT.workers))
+    assert tuner.send(seen(LEFT)).setting.learning_rate == OF.start.learning_rate  # the search ends with the start
+    assert told == [-np.inf]
 
 
 @pytest.mark.parametrize("knobs", [(RATE,), (RATE, *KNOBS)], ids=["roles held", "roles free"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.toy import job, toys, window
 from tuners import adapters
-from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run, Target
+from tuners.actions import Cost, Evaluate, Fork, Free, Reconfigure, Rejected, Run, Target
 from tuners.baselines.random_search import random_search
 from tuners.baselines.tpe import _Study, tpe
 from tuners.search import progress_rate
@@ -161,10 +161,11 @@ def test_search_tries_in_place_where_forks_are_refused():
     tuner = script.on(of, trials=2)
     assert next(tuner) == Fork(0, of.start)
     assert tuner.throw(REFUSED) == Run(clocks=30)
+    changed = Cost(seconds=1.0, stall_seconds=1.0)
     assert tuner.send(falling(of, 0.1)) == Reconfigure(at(of, 0.1))
-    assert tuner.send(None) == Run(clocks=30)
+    assert tuner.send(changed) == Run(clocks=30)
     assert tuner.send(falling(of, 0.4)) == Reconfigure(at(of, 1.0))
-    assert tuner.send(None) == Run(clocks=30)
+    assert tuner.send(changed) == Run(clocks=30)
     assert tuner.send(falling(of, 0.3)) == Reconfigure(at(of, 0.1))
     assert finishes(tuner)
     assert script.told == [(0.1, 0.4), (1.0, 0.3)]
