@@ -15,7 +15,6 @@ A factory without such a function is always played.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -44,17 +43,14 @@ def nothing_to_tune(factory: TunerFactory, job: Job) -> str:
 
     The factory's options count: its defaults, and what a `functools.partial` gives it.
     """
-    plain: Any = factory
-    options: dict[str, Any] = {}
-    while isinstance(plain, partial):
-        options = plain.keywords | options
-        plain = plain.func
+    from tuners.factory_options import with_options  # here, because it imports msgspec, which few tuners need
+
+    plain, options = with_options(factory)
     reason = getattr(plain, "nothing_to_tune", None)
     if reason is None:
         return ""
-    defaults = {p.name: p.default for p in signature(plain).parameters.values() if p.default is not p.empty}
     known = signature(reason).parameters
-    return str(reason(job, **{name: value for name, value in (defaults | options).items() if name in known}))
+    return str(reason(job, **{name: value for name, value in options.items() if name in known}))
 
 
 def learns_nothing(job: Job, so: str) -> str:

@@ -51,6 +51,10 @@ class Entry:
         factory_options.check(self.name, found, dict(self.options))
         chosen = partial(found, **dict(self.options))
         _check_call(self.name, chosen)
+        try:
+            factory_options.check_together(chosen)
+        except ValueError as error:
+            raise ValueError(f"Tuner {self.name!r}: {error}") from None
         return cast("TunerFactory", chosen)
 
     @property
@@ -86,7 +90,7 @@ class Entry:
 def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
     """The entry of a function that the caller has at hand; its name, with a number if that name is `taken`.
 
-    Raises ValueError for what is no function of a Job.
+    Raises ValueError for what is no function of a Job, and for options of a shipped tuner that exclude each other.
     """
     if isinstance(factory, Generator):
         raise ValueError(f"Cannot use {factory!r} as a tuner: it was called already; give the function itself.")  # noqa: TRY004
@@ -97,6 +101,10 @@ def entry_of(factory: TunerFactory, *, taken: Container[str] = ()) -> Entry:
     if isinstance(factory, partial) and factory.keywords:
         name += f"[{','.join(f'{option}={value}' for option, value in factory.keywords.items())}]"
     _check_call(name, factory)
+    if isinstance(factory, partial):
+        from tuners.factory_options import check_together
+
+        check_together(factory)
     number = 1
     while (numbered := name if number == 1 else f"{name}-{number}") in taken:
         number += 1

@@ -2,7 +2,11 @@
 
 The type of an option is the annotation of its argument. A range is part of it, as msgspec writes it:
 ``gain: Annotated[float, Meta(ge=0)]``; `NonNegative`, `Count`, `Share` and so on are the common ones. Its meaning is the
-entry of the section "Args:" of the factory's docstring.
+entry of the section "Args:" of the factory's docstring. What no single value tells, such as two options that exclude each
+other, a function beside the factory checks::
+
+    @options_checked_by(_in_order)
+    def dssp(job: Job, *, low: Whole = 3, high: Whole = 15) -> Tuner: ...
 """
 
 from __future__ import annotations
@@ -13,14 +17,29 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from tuners.near_names import did_you_mean
 
-__all__ = ["AboveZero", "Count", "NonNegative", "Option", "Share", "Whole", "check", "options_of"]
+__all__ = [
+    "AboveZero",
+    "Count",
+    "NonNegative",
+    "Option",
+    "Share",
+    "Whole",
+    "check",
+    "check_together",
+    "options_checked_by",
+    "options_of",
+    "with_options",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 """A whole number, at least 1."""
@@ -85,6 +104,36 @@ def check(tuner: str, factory: Callable[..., object], given: Mapping[str, object
             raise ValueError(
                 f"Cannot use {name}={_text(value)} for tuner {tuner!r}: give {option.type} (default: {option.default})."
             )
+
+
+def options_checked_by(check: Callable[[Mapping[str, Any]], object]) -> Callable[[F], F]:
+    """Attach to a tuner's factory a function of all its options that raises ValueError where they do not fit together. It is
+    called before anything runs; the factory calls it, too, for those who call the factory themselves."""
+
+    def attach(factory: F) -> F:
+        vars(factory)["check_options"] = check
+        return factory
+
+    return attach
+
+
+def check_together(factory: Callable[..., object]) -> None:
+    """Raise ValueError where the options of `factory`, its defaults and what a `functools.partial` gives it, do not fit
+    together."""
+    plain, given = with_options(factory)
+    found = getattr(plain, "check_options", None)
+    if found is not None:
+        found(given)
+
+
+def with_options(factory: Callable[..., object]) -> tuple[Callable[..., object], dict[str, Any]]:
+    """The function behind a factory, and the values of its options: defaults, and what a `functools.partial` gives it."""
+    given: dict[str, Any] = {}
+    while isinstance(factory, partial):
+        given = factory.keywords | given
+        factory = factory.func
+    defaults = {p.name: p.default for p in inspect.signature(factory).parameters.values() if p.default is not p.empty}
+    return factory, defaults | given
 
 
 def _fits(value: object, hint: Any) -> bool:

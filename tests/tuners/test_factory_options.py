@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec import Meta
 import tuners
 from tuners import embedded, entry_of, registry, resolve
 from tuners.actions import Job, Tuner
+from tuners.baselines.fixed import dssp
 from tuners.factory_options import check, options_of
 
 
@@ -104,6 +106,13 @@ def test_what_does_not_fit_is_refused(option: str, value: object, message: str) 
 
 def test_what_fits_is_taken() -> None:
     check("mine", mine, {"share": 1, "count": 3, "how": "b", "loud": True, "free": "anything"})
+
+
+def test_options_that_exclude_each_other_are_refused_before_anything_runs() -> None:
+    """Also in a function of Python's; a default counts as much as what is given."""
+    with pytest.raises(ValueError, match=r"Cannot bound staleness by \[20, 15\]"):
+        entry_of(partial(dssp, low=20))
+    assert entry_of(partial(dssp, low=20, high=20)).name == "dssp[low=20,high=20]"
 
 
 def test_annotations_that_cannot_be_resolved_are_any_value() -> None:

@@ -9,7 +9,7 @@ the scenario holds the policy, they have nothing to tune.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import Any
 from tuners import policies
 from tuners.actions import Action, Install, Job, Reconfigure, Rejected, Setting, SyncPolicy, Tuner
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
-from tuners.factory_options import Share, Whole
+from tuners.factory_options import Share, Whole, options_checked_by
 
 __all__ = [
     "asp",
@@ -93,6 +93,11 @@ def ssp(job: Job, *, staleness: Whole = 3) -> Tuner:
     yield from _under(replace(job.start, policy="ssp", staleness=staleness), policies.ssp(staleness), job)
 
 
+def _check_dssp(options: Mapping[str, Any]) -> None:
+    policies.dssp(options["low"], options["high"])
+
+
+@options_checked_by(_check_dssp)
 @nothing_to_tune_if(_nothing_to_set_for_dssp)
 def dssp(job: Job, *, low: Whole = 3, high: Whole = 15) -> Tuner:
     """The bound varies within [`low`, `high`]; the defaults are Zhao et al.'s s_L = 3 and range 12.

@@ -19,6 +19,7 @@ __all__ = [
     "MeasuredSchedule",
     "Schedule",
     "batch",
+    "check_counted",
     "devices",
     "evenly",
     "is_free",
@@ -123,6 +124,12 @@ def evenly(job: Job, chosen: Sequence[tuple[int, int]]) -> Schedule:
 # ----------------------------------------------------------------------------------------------------------- evaluations
 
 
+def check_counted(iterations: int, counted: int) -> None:
+    """Raise ValueError unless `measure` can count that number of iterations."""
+    if not 0 < counted < iterations:
+        raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
+
+
 def measure(
     setting: Setting, current: Setting | None, *, iterations: int = 20, counted: int = 10
 ) -> Generator[Action[Any], Any, MeasuredSchedule | Window | None]:
@@ -133,8 +140,7 @@ def measure(
     evaluation was interrupted: the job ended, or a node was lost and the runtime changed the setting. Raises ValueError
     unless 0 < counted < iterations.
     """
-    if not 0 < counted < iterations:
-        raise ValueError(f"Cannot count {counted} of {iterations} iterations: count some, and leave some out before them.")
+    check_counted(iterations, counted)
     change: Cost | None = None
     workers, left_out = len(setting.workers), list[Window]()
     try:

@@ -25,7 +25,7 @@ the paper or had to choose:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,10 +37,10 @@ from tuners.bespoke_bo.draws import Draws
 from tuners.bespoke_bo.grouped_cluster import BOTH, SERVER, WORKER, GroupedCluster
 from tuners.bespoke_bo.model import IterationModel, Observed
 from tuners.bespoke_bo.numeric import Candidate, Numeric, candidates
-from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, measure, schedule_is_held, setting
+from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, check_counted, measure, schedule_is_held, setting
 from tuners.bespoke_bo.smc import Inference
 from tuners.bespoke_bo.stopping import JobCourse, worthwhile
-from tuners.factory_options import Count, Whole
+from tuners.factory_options import Count, Whole, options_checked_by
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -50,6 +50,11 @@ _ALIKE = 0.03  # relative difference of loads that counts as none
 _WATCH = 10  # iterations between two checks of the cluster
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    check_counted(options["iterations"], options["counted"])
+
+
+@options_checked_by(_check_options)
 @nothing_to_tune_if(schedule_is_held)
 def bespoke_bo(
     job: Job,

@@ -37,8 +37,8 @@ Where we differ from the paper or had to choose:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -48,7 +48,7 @@ from tuners.cruise.blocks import place_blocks
 from tuners.cruise.monitor import Memory, Monitor
 from tuners.cruise.placement import ServerTerm
 from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
-from tuners.factory_options import Count, NonNegative, Share, Whole
+from tuners.factory_options import Count, NonNegative, Share, Whole, options_checked_by
 from tuners.settings import Node
 
 __all__ = ["cruise"]
@@ -62,6 +62,11 @@ def _roles_are_held(job: Job, blocks: bool) -> str:
     return "" if free else f"Neither the number of workers nor the roles of machines are free here{hint}."
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    _server_term(options["server_term"], options["solver"], options["overlap"])
+
+
+@options_checked_by(_check_options)
 @nothing_to_tune_if(_roles_are_held)
 def cruise(
     job: Job,

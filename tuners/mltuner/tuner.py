@@ -39,7 +39,7 @@ from msgspec import Meta
 
 from tuners.actions import Action, Job, Space, Tuner
 from tuners.applicability import nothing_to_tune_if
-from tuners.factory_options import AboveZero, Count, NonNegative, Whole
+from tuners.factory_options import AboveZero, Count, NonNegative, Whole, options_checked_by
 from tuners.mltuner.frugal import frugal
 from tuners.mltuner.moves import no_move_is_free
 from tuners.mltuner.summariser import Summariser
@@ -62,6 +62,12 @@ def _nothing_is_free(job: Job, tuned: Which, as_printed: bool) -> str:
     return no_tunable_is_free(job, tuned) if as_printed else no_move_is_free(job, tuned)
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    if not options["as_printed"]:
+        _check_ours(options)
+
+
+@options_checked_by(_check_options)
 @nothing_to_tune_if(_nothing_is_free)
 def mltuner(
     job: Job,

@@ -16,8 +16,9 @@ the paper's Table 1 implies, 1.4 % of 311 s for 380 decisions; for the broad one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from jax import Array
 
 from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, Tuner
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
-from tuners.factory_options import NonNegative
+from tuners.factory_options import NonNegative, options_checked_by
 from tuners.rlp import policy_file
 from tuners.rlp.broad import BROAD_DECISION_SECONDS, TrainedBroad, broad_policy
 from tuners.rlp.network import (
@@ -48,6 +49,11 @@ DECISION_SECONDS = 0.0115
 """What one decision of the paper's network takes (Zhu et al. 2020, Table 1)."""
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    _trained(options["policy"], options["as_printed"])
+
+
+@options_checked_by(_check_options)
 @nothing_to_tune_if(policy_cannot_be_installed)
 def rlp(job: Job, *, policy: str = "", as_printed: bool = False, decision_seconds: NonNegative | None = None) -> Tuner:
     """Install the broad policy that ships with this package, the paper's form of it, or the policy of a file.
@@ -62,15 +68,19 @@ def rlp(job: Job, *, policy: str = "", as_printed: bool = False, decision_second
             what is measured here.
     """
     del job
-    trained = policy_file.load(policy) if policy else _shipped(as_printed)
-    if as_printed and isinstance(trained, TrainedBroad):
-        raise ValueError(f"Cannot play {policy} as printed: it holds a broad policy; leave as_printed out.")
+    trained = _trained(policy, as_printed)
     with suppress(Rejected):
         yield from Install(policy_of(trained, seconds=decision_seconds))
 
 
-def _shipped(as_printed: bool) -> Trained | TrainedBroad:
-    return policy_file.shipped_as_printed() if as_printed else policy_file.shipped()
+def _trained(policy: str, as_printed: bool) -> Trained | TrainedBroad:
+    """The policy that these options of `rlp` mean. Raises ValueError where there is none."""
+    if not policy:
+        return policy_file.shipped_as_printed() if as_printed else policy_file.shipped()
+    trained = policy_file.load(policy)
+    if as_printed and isinstance(trained, TrainedBroad):
+        raise ValueError(f"Cannot play {policy} as printed: it holds a broad policy; leave as_printed out.")
+    return trained
 
 
 def policy_of(trained: Trained | TrainedBroad, *, seconds: float | None = None) -> SyncPolicy:

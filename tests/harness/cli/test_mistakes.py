@@ -167,6 +167,17 @@ MISTAKES = [
         "compare tiny.toml --tuners beginner/patient",
         "harness: No tuner 'beginner/patient'. Did you mean 'beginner:patient'? `harness list tuners` has all.",
     ),
+    (
+        "compare tiny.toml --tuners fixed,dssp[low=5,high=3]",
+        "harness: Tuner 'dssp[low=5,high=3]': Cannot bound staleness by [5, 3]: give 0 <= low <= high.",
+    ),
+    (
+        "compare tiny.toml --tuners cruise[solver=milp,overlap=true]",
+        "harness: Tuner 'cruise[solver=milp,overlap=true]': Cannot use solver='milp' with overlap=True: ...",
+    ),
+    ("play tiny.toml mltuner[windows=5]", "harness: Tuner 'mltuner[windows=5]': Cannot tune with windows=5: only ..."),
+    ("play tiny.toml bespoke_bo[iterations=8]", "harness: Tuner 'bespoke_bo[iterations=8]': Cannot count 10 of 8 ..."),
+    ("play tiny.toml rlp[policy=none.npz]", "harness: Tuner 'rlp[policy=none.npz]': Cannot load a policy from ..."),
     ("compare tiny.toml --tuners beginner:", "harness: Cannot find tuner 'beginner:': write package.module:factory."),
     ("compare tiny.toml --tuners :patient", "harness: Cannot find tuner ':patient': write package.module:factory."),
     (
