@@ -32,6 +32,7 @@ __all__ = [
     "coverage",
     "errors",
     "missed",
+    "missed_by_noise",
     "off_level",
     "pairs_out_of_order",
     "share_in_order",
@@ -162,6 +163,16 @@ def ceilings(made: Sequence[Prediction]) -> list[Ceiling]:
             *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
             found.append(Ceiling(name, Errors(len(several[0].recorded), *of_errors), right))
     return found
+
+
+def missed_by_noise(made: Sequence[Prediction], what: str) -> float:
+    """In what share of made-up recordings even an exact prediction misses `what` (as in `missed`), where noise is as large
+    as the repetitions may hide; nan where nothing tells of noise."""
+    settings = repeated(made)
+    several = exact(settings, most=True) if settings else exact_of_cycles(made)
+    count = len(settings or {p.label for p in made})
+    also = [what in missed(_errors(told, count), Coverage(0, 0)) for told in several]
+    return sum(also) / len(also) if also else math.nan
 
 
 HELD_OUT_KIND = "simulator, held out"

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 from simulators.calibration.validation import Prediction
 
@@ -48,13 +49,19 @@ def repeated(made: Sequence[Prediction]) -> list[NDArray[np.float64]]:
     return [np.array(values) for values in found.values() if len(values) > 1]
 
 
-def exact(settings: Sequence[NDArray[np.float64]]) -> list[Told]:
-    """Made-up recordings of `repeated` settings, predicted by their true means; none for no settings."""
+def exact(settings: Sequence[NDArray[np.float64]], *, most: bool = False) -> list[Told]:
+    """Made-up recordings of `repeated` settings, predicted by their true means; none for no settings.
+
+    With `most`, the noise is as large as repetitions of this number may hide: the upper end of a one-sided 95 % interval of
+    its standard deviation (of a chi-squared variable; few repetitions may be near each other by chance).
+    """
     if not settings:
         return []
     rng, logs = np.random.default_rng(0), [np.log(values) for values in settings]
     truth = np.concatenate([np.full(len(y), y.mean()) for y in logs])
-    noise = [np.sqrt(len(y) / (len(y) - 1)) * rng.choice(y - y.mean(), (SAMPLES, len(y))) for y in logs]
+    freedom = sum(len(y) - 1 for y in logs)
+    factor = float(np.sqrt(freedom / chi2.ppf(0.05, freedom))) if most else 1.0
+    noise = [factor * np.sqrt(len(y) / (len(y) - 1)) * rng.choice(y - y.mean(), (SAMPLES, len(y))) for y in logs]
     return [Told(np.exp(truth), np.exp(truth + drawn)) for drawn in np.concatenate(noise, axis=1)]
 
 

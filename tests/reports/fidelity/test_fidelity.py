@@ -400,6 +400,19 @@ def test_what_is_missed_is_said_with_its_cause():
     assert "Where the reach is missed" not in page([replace(MADE, predictions=exact)])
 
 
+@pytest.mark.parametrize(("repetitions", "said"), [(2, "may be the cause"), (20, "is not the cause")])
+def test_few_repetitions_do_not_rule_out_that_noise_is_the_cause(repetitions, said):
+    """Four settings with noise of 2 and 7 %: two repetitions of each may be that near by chance where noise is larger, and
+    an exact prediction's 95th percentile is beyond 15 % then; twenty may not."""
+    many = tuple(
+        replace(p, setting=i, run=f"r{k}", recorded=2.0**i * math.exp(noise * (-1) ** k), held_out=1.3 * 2.0**i)
+        for i, (p, noise) in enumerate(zip(CYCLES, (0.02, 0.02, 0.02, 0.07), strict=False))
+        for k in range(repetitions)
+    )
+    (found,) = misses(replace(MADE, predictions=many))
+    assert said in found
+
+
 def test_a_terminal_shows_the_verdict_first():
     told = terminal_text([replace(MADE, predictions=CYCLES)]).splitlines()
     assert told[0].startswith("The order of settings, which a tuner needs: tau is")
