@@ -134,7 +134,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from harness import calibrating, program_cache
     from harness.cli.display import stages
     from simulators.calibration.fit import NO_FREEDOM, fit_all
-    from simulators.calibration.output import to_toml
+    from simulators.calibration.output import misfits, to_toml
     from traces.store import check_new, write_bytes
 
     if (options.trace is None) == (options.source is None):
@@ -161,7 +161,8 @@ def _calibrate(options: argparse.Namespace) -> int:
             print("  Not determined, so that the default holds:")
         for constant, why in fit.refused.items():
             print(f"  {constant:26}{why}")
-    for why in (*dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice), *recording.caveats):
+    chosen = dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice)
+    for why in (*chosen, *recording.caveats, *misfits(fits)):
         print(f"note: {why}")
     types, names = (" or ".join(made) for made in (tomllib.loads(text)["profiles"], fits))
     print(f'In a scenario, [cluster] has profiles = "{options.out}" and nodes of type {types};')

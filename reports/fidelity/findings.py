@@ -30,6 +30,7 @@ from reports.fidelity.errors import (
 )
 from reports.fidelity.repetitions import repeated
 from reports.figures.predicted import FORMS
+from simulators.calibration.output import misfits
 from simulators.calibration.spread import LEVEL_PERCENT
 from simulators.calibration.validation import HELD_OUT, OTHER, Check, Prediction
 
@@ -110,7 +111,7 @@ def fit_errors(made: Check) -> list[str]:
     return [
         f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {percent(fit.error)}"
         for job, fit in made.fits.items()
-    ]
+    ] + misfits(made.fits)
 
 
 def choices(made: Check) -> list[str]:

@@ -13,7 +13,7 @@ from scipy.stats import f
 from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row
 
-__all__ = ["clearly_less", "field_of", "fit_determined", "fittable", "scaled_samples"]
+__all__ = ["clearly_less", "fit_determined", "fittable", "scaled_samples"]
 
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _ANY = 1e3  # an interval that is wider either way tells nothing
@@ -45,9 +45,11 @@ def fittable(rows: Sequence[Row], given: Constants, without: Sequence[str] = ())
     Transfers determine only the ratio of the model's size to the NIC's rate: that of the two is fitted which is not `given`.
     """
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
-    refused = {name: why for name, why in _not_measured(rows).items() if name not in without}
-    names = [name for name in _MEASUREMENTS if name not in refused and name not in without]
-    return [transfer if name == "transfer" else name for name in names], refused
+    names = {name: transfer if name == "transfer" else name for name in _MEASUREMENTS}
+    refused = {names[name]: why for name, why in _not_measured(rows).items() if names[name] not in without}
+    if "model_bytes" in refused and not given.model_bytes:
+        refused["model_bytes"] += "; until then pulls and pushes take no time, unless --model-bytes says otherwise"
+    return [name for name in names.values() if name not in refused and name not in without], refused
 
 
 def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
@@ -86,11 +88,6 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
     if barrier != {True, False} or len({r.batch_size for r in rows if r.barrier}) < 2:
         refuse("master_sample_seconds", "no synchronous runs of two batch sizes were recorded beside asynchronous ones")
     return refused
-
-
-def field_of(name: str) -> str:
-    """The field of `Constants` whose default is 0, of a name in `_MEASUREMENTS`."""
-    return "model_bytes" if name == "transfer" else name
 
 
 def clearly_less(cost: float, other: float) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.calibration import closed_form
-from simulators.calibration.determined import clearly_less, field_of, fit_determined, fittable, scaled_samples
+from simulators.calibration.determined import clearly_less, fit_determined, fittable, scaled_samples
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.draws import DRAWN
 from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
+_MISFIT = 0.1  # median error on its own rows from which a fit is warned of: twice what unseen rows may have
 _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 
@@ -74,6 +75,16 @@ class Fit:
     discrepancy: Discrepancy | None = field(default=None, compare=False)  # errors of predictions; None: no degree of freedom
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
+
+    @property
+    def misfit(self) -> str:
+        """What to say of constants that do not describe even the rows that they are fitted to; "" where they do."""
+        if not self.error > _MISFIT:
+            return ""
+        return (
+            f"constants are off by {self.error:.0%} in the median on their own {self.rows} rows: something takes time there "
+            "that they do not tell, the rows are of different jobs or units, or noise is large; do not rely on predictions"
+        )
 
     @property
     def unsure(self) -> tuple[str, ...]:
@@ -185,9 +196,7 @@ def fit(
     told = predicted(constants, rows) if engine else closed_form_cycles(constants, rows)
     errors = np.abs(told / np.array([r.cycle_seconds for r in rows]) - 1)
     drawn = solved.resampled(resamples)
-    alternatives = {
-        name: replace(other, jitter=constants.jitter) for name, other in solved.alternatives(map(field_of, refusals)).items()
-    }
+    alternatives = {name: replace(other, jitter=constants.jitter) for name, other in solved.alternatives(refusals).items()}
     return Fit(
         constants,
         {n: _widened(n, ends, constants, alternatives.values()) for n, ends in solved.intervals(drawn).items()},

@@ -21,7 +21,7 @@ from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.workloads.workload import Demand
 
-__all__ = ["Provenance", "digest", "to_toml"]
+__all__ = ["Provenance", "digest", "misfits", "to_toml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
         "# cluster, conditions and costs.",
         "",
         *_table("calibration", {name: getattr(origin, name) for name in Provenance.__slots__}),
-        *_table("calibration.caveats", {str(i): why for i, why in enumerate(recording.caveats)}),
+        *_table("calibration.caveats", {str(i): why for i, why in enumerate((*recording.caveats, *misfits(fits)))}),
     ]
     costs = {}
     if recording.switch_seconds:
@@ -81,6 +81,11 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
         noise = {n: getattr(recording.noise, n) for n in ("times", "recorded_p99", "fitted_p99")}
         lines += _table("calibration.noise", noise)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def misfits(fits: Mapping[str, Fit]) -> list[str]:
+    """Warnings of the workloads whose constants do not describe their own rows."""
+    return [f"{name}: {fit.misfit}" for name, fit in fits.items() if fit.misfit]
 
 
 def _staleness(name: str, found: Sequence[Effort]) -> list[str]:
@@ -125,7 +130,9 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, clus
             device["saturation_samples"] = constants.saturation_samples
         machine |= {"devices": [device], "source": f"{source}; memory is an assumption"}
         lines += _table(f"profiles.{_key(_node_type_name(name, speed))}", machine)
-    summary = f"{name}, as recorded: {min(r.workers for r in rows)} to {max(r.workers for r in rows)} workers"
+    least, most = min(r.workers for r in rows), max(r.workers for r in rows)
+    count = f"{least} to {most}" if least < most else f"{most}"
+    summary = f"{name}, as recorded: {count} worker{'s' * (most > 1)}"
     job = {"summary": summary, "source": source, "batch_size": batches[len(batches) // 2]}
     lines += _table(f"workloads.{_key(name)}", job)
     lines += _table(f"workloads.{_key(name)}.demand", shown)

@@ -365,7 +365,33 @@ def test_totals_with_and_without_a_barrier_tell_transfers():
     found = fit(rows, given, resamples=0, engine=False)
     assert found.constants.model_bytes == pytest.approx(4e7, rel=0.1)
     alone = fit([r for r in rows if not r.barrier], given, resamples=0, engine=False)
-    assert "no runs with and without a barrier tell them" in alone.refused["transfer"]
+    assert "no runs with and without a barrier tell them" in alone.refused["model_bytes"]
+    assert "pulls and pushes take no time, unless --model-bytes says otherwise" in alone.refused["model_bytes"]
+    told = fit([r for r in rows if not r.barrier], replace(given, model_bytes=4e7), resamples=0, engine=False)
+    assert told.refused["nic_bytes_per_second"].endswith("on one and more servers")
+
+
+def test_constants_that_miss_their_own_rows_are_warned_of():
+    """Times that nothing explains; and what a clean recording is off by."""
+    rng = np.random.default_rng(0)
+    rows = [replace(row(w, s), cycle_seconds=float(rng.lognormal(sigma=0.8))) for w in (1, 2, 3, 4) for s in (1, 2, 3)]
+    bad = fit(rows, Constants(model_bytes=1.0), resamples=0, engine=False)
+    assert bad.misfit.startswith(f"constants are off by {bad.error:.0%} in the median on their own 12 rows: ")
+    true = Constants(model_bytes=1.0, sample_seconds=0.01, apply_seconds=0.02)
+    rows = [replace(r, cycle_seconds=c) for r, c in zip(rows, closed_form_cycles(true, rows), strict=True)]
+    clean = fit(rows, Constants(model_bytes=1.0), resamples=0, engine=False)
+    assert not clean.misfit
+    fine = tuple(replace(r, workload="fine") for r in rows)
+    said = tomllib.loads(to_toml({"toy": bad, "fine": clean}, Recording((*rows, *fine), None, (), (), (), ()), ORIGIN))
+    assert said["calibration"]["caveats"] == {"0": f"toy: {bad.misfit}"}
+    assert said["workloads"]["toy"]["summary"] == "toy, as recorded: 1 to 4 workers"
+
+
+@pytest.mark.parametrize(("workers", "words"), [(1, "1 worker"), (2, "2 workers")])
+def test_one_number_of_workers_is_no_range(workers, words):
+    made = Recording((row(workers, 1), row(workers, 2)), None, (), (), (), ())
+    text = to_toml({"toy": fit(made.rows, Constants(), resamples=0, engine=False)}, made, ORIGIN)
+    assert tomllib.loads(text)["workloads"]["toy"]["summary"] == f"toy, as recorded: {words}"
 
 
 def test_a_recording_without_rows_is_an_error():
