@@ -107,7 +107,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
         if column in frame.columns:
             _check_parsed(frame[column], parse, file)
     if name == "iterations":
-        check_order(frame, TableRules(rules.columns, time="seconds", by=("run", "branch", "worker")), file)
+        check_order(frame, rules._replace(by=("run", "branch", "worker")), file)
         # One log may follow the other; the numbers of rows in messages are those of the file until here.
         frame = frame.sort("run", "branch", "seconds", nulls_last=True, maintain_order=True)
     check(frame, rules, file)

@@ -35,6 +35,7 @@ import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from traces.parts import scan
+from traces.schema import setting_from
 from tuners.actions import (
     Action,
     Cost,
@@ -140,7 +141,7 @@ def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
     columns = ("run", "steps", "loss", "accuracy", "cost_usd")
     runs = scan(folder, "runs").filter(known).select(*columns, run_seconds="seconds").collect()
     runs = runs.filter([fnmatchcase(run, pattern) for run in runs["run"]]).sort("run")
-    settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options").collect()
+    settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options", "setting").collect()
     progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
     stalls = scan(folder, "reconfigurations").group_by("run").agg(pl.col("stall_seconds").mean()).collect()
     by_run = {run: one for (run,), one in progress.group_by("run")}
@@ -414,13 +415,17 @@ def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: f
     if setting.policy == _SCHEDULED:
         in_bsp = cast(int, trained.filter(policy="bsp")["steps"].max() or 0)
         switch = math.inf if in_bsp == trained["steps"].max() else in_bsp
-    rate = Rate(_machines(row["workers"], row["servers"], options), _number(row["cost_usd"]) / seconds * 3600)
+    rate = Rate(_machines(row, options), _number(row["cost_usd"]) / seconds * 3600)
     course = _course(trained, seconds, clocks)
     return Recorded(setting, seconds, clocks, (*along, last), course, switch, restart_seconds, rate)
 
 
-def _machines(workers: int | None, servers: int | None, options: Mapping[str, Scalar]) -> float:
+def _machines(row: Mapping[str, Any], options: Mapping[str, Scalar]) -> float:
     """The number of machines of a recorded run; nan where it was not recorded."""
+    if row["setting"]:
+        whole = setting_from(row["setting"])
+        return float(len({*whole.workers, *whole.servers}))  # one that works and serves is one machine
+    workers, servers = row["workers"], row["servers"]
     if workers is None or servers is None:
         return math.nan
     return float(max(workers, servers) if options.get("servers_share_nodes") is True else workers + servers)

@@ -88,6 +88,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "row 1, column 'worker': 'w0' is no whole number: number the workers of a run, from 0.",
         ),
         ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "row 2, column 'seconds': time runs backwards"),
+        (
+            {"iterations_csv": "seconds,worker,clock\n1,0,0\n2,0,1\n1,0,0\n"},
+            "row 3: there is a row with run 'mine', branch 0, worker 0, clock 0, seconds 1.0 already; give each once.",
+        ),
         ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "follows later ones; sort the rows by seconds."),
         (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,900\n2,0,1,900\n"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Generator
 from dataclasses import replace
@@ -17,8 +18,10 @@ from hypothesis import strategies as st
 from harness.drive import play
 from tests.support.recordings import MADE, lay
 from traces.importers import import_trace
+from traces.own_tables import from_tables
 from traces.parts import scan
 from traces.replay import Recorded, RecordedSystem, recorded_job, recorded_runs
+from traces.schema import setting_text
 from traces.shipped import locate
 from tuners import registry
 from tuners.actions import Action, Evaluate, Fork, Free, Install, Job, Reconfigure, Rejected, Run, Setting, Target
@@ -275,3 +278,14 @@ def test_servers_on_the_workers_nodes_are_no_further_machines():
     found = recorded_runs(locate("shipped:sync-switch", Path()), "cifar100")
     assert {run.rate.machines for run in found} == {8}
     assert all(math.isnan(run.rate.usd_per_hour) for run in found)
+
+
+def test_a_node_that_works_and_serves_is_one_machine(tmp_path):
+    """Two nodes do both, the third only works: 3 workers and 2 servers are three machines."""
+    both = Setting(workers=("a", "b", "c"), servers=("a", "b"), batch_size=8)
+    lay(tmp_path / "in", {"runs.csv": b"run,workload,seconds,steps\nr,job,9,9\n"})
+    rows = {"run": "r", "seconds": 0.0, "workers": 3, "servers": 2, "policy": "asp", "setting": setting_text(both)}
+    (tmp_path / "in" / "settings.jsonl").write_text(json.dumps(rows) + "\n")
+    from_tables(tmp_path / "in", tmp_path / "t", made_by="test")
+    (found,) = recorded_runs(tmp_path / "t", "job")
+    assert found.rate.machines == 3
