@@ -122,7 +122,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         ),
         slow_seconds=math.fsum(_in_time(job, e, [c.slow_seconds for c in found]) for e, found in costs),
         bytes_moved=math.fsum(c.bytes_moved for _, found in costs for c in found),
-        trial_seconds=math.fsum(w.seconds for on_path, w in windows if not on_path),
+        trial_seconds=_training([w for on_path, w in windows if not on_path]),
         clocks=sum(w.clocks for _, w in windows),
         rejected=sum(isinstance(e.answer, Rejected) for e in exchanges),
         final_loss=float(final.loss),
@@ -205,6 +205,11 @@ class _Path:
 def _in_time(job: Job, exchange: Exchange, seconds: Sequence[float]) -> float:
     """The sum of `seconds` that `exchange` took, without those after the end of the budget: the job is over by then."""
     return max(math.fsum(seconds) - max(exchange.seconds - job.budget_seconds, 0.0), 0.0)
+
+
+def _training(windows: Sequence[Window]) -> float:
+    """Seconds of these windows without those in which nobody trained, because a machine was lost, say: that is overhead."""
+    return max(math.fsum([w.seconds for w in windows] + [-c.stall_seconds for w in windows for c in w.changes]), 0.0)
 
 
 def _branching(job: Job, exchanges: Sequence[Exchange]) -> Iterator[float]:

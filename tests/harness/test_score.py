@@ -200,6 +200,18 @@ def test_what_trains_on_other_branches_is_a_trial() -> None:
     assert made.score.final_accuracy == 0.6
 
 
+def test_a_stall_within_a_trial_is_overhead_and_no_trial() -> None:
+    """A machine is lost: in 10 of the trial's 14 seconds nobody trains, some of them before the window that tells it."""
+    recovered = replace(window(8.0, 14.0, 3), changes=(Cost(seconds=11.0, stall_seconds=10.0),))
+    made = scored(
+        (0.0, Fork(0), 1), (8.0, Run(seconds=8.0, branch=1), window(0.0, 8.0, 5)),
+        (14.0, Run(clocks=3, branch=1), recovered), (14.0, Free(1), None),
+        (20.0, Run(clocks=9), window(14.0, 20.0, 9)),
+    )  # fmt: skip
+    assert made.score.trial_seconds == 4.0
+    assert made.score.overhead_seconds == 10.0
+
+
 def test_the_same_evaluation_seen_twice_is_one() -> None:
     seen = Evaluation(1.0, 10, 9.0, 0.1)
     made = scored((1.0, Run(clocks=10), window(0, 1, 10, seen)), (1.0, Evaluate(), seen), (1.0, Evaluate(), seen))
