@@ -480,7 +480,7 @@ def _segments(
     )
     described = {s["segment"]: s for s in settings.to_dicts()}
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
-    found, more, fewer = [], 0, 0
+    found, more, fewer, gaps = [], 0, 0, list[float]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
     for (segment, _), pushes in apart:
@@ -493,13 +493,32 @@ def _segments(
         if cycles >= _FEWEST and pushing <= each:
             first = max(1, int(_WARM_UP * cycles)) * each
             kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # with the push before, whose time is the start
-            whole = {"all_pushes": pushes.height, "all_seconds": float(pushes["seconds"][-1] - pushes["seconds"][0])}
-            found.append((setting | whole | {"branches": branches[setting["run"]]}, kept))
+            alone = branches[setting["run"]] == 1
+            absent, lacking = (_not_recorded(part) if alone else 0 for part in (pushes, kept.slice(1)))
+            gaps += [absent / (pushes.height + absent)] if absent else []
+            whole = {"all_pushes": pushes.height + absent, "lacking": lacking, "branches": branches[setting["run"]]}
+            whole["all_seconds"] = float(pushes["seconds"][-1] - pushes["seconds"][0])
+            found.append((setting | whole, kept))
     if more:
         caveats.append(f"{more} settings are left out: more workers pushed than they have; record the change of the setting")
+    if gaps:
+        caveats.append(
+            f"in {len(gaps)} settings some iterations have no row, {median(gaps):.1%} in the median, by the numbers of the "
+            "others: cycles are counted with them"
+        )
     if fewer:
         caveats.append(f"in {fewer} settings fewer workers pushed than they have: was one lost, or is it not recorded?")
     return found
+
+
+def _not_recorded(pushes: pl.DataFrame) -> int:
+    """How many pushes between the first and the last of each worker have no row, by the gaps in a worker's clocks.
+
+    0 of a worker whose clocks mostly do not follow each other: they are numbers of the job's steps, then.
+    """
+    apart = pl.col("clock").diff().drop_nulls()
+    each = pushes.group_by("worker").agg(missing=(apart - 1).sum(), usual=apart.median(), least=apart.min())
+    return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
 
 
 def _rows_of_iterations(
@@ -509,7 +528,8 @@ def _rows_of_iterations(
         pushes = with_first.slice(1)
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
-        cycle = setting["workers"] * seconds / pushes.height
+        count = pushes.height + setting["lacking"]
+        cycle = setting["workers"] * seconds / count
         if setting["branches"] > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
             by_worker = pushes.group_by("worker").agg(pl.sum_horizontal(_PARTS).mean().alias("cycle"))["cycle"].to_numpy()
             cycle = len(by_worker) / float((1 / by_worker).sum())
@@ -521,7 +541,7 @@ def _rows_of_iterations(
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
-        yield _row(setting, cycle, pushes=pushes.height, error=error, worker_times=own, sleeps=sleeps, **parts)
+        yield _row(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts)
 
 
 def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[float]:

@@ -579,6 +579,22 @@ def test_pushes_without_computing_or_without_time_are_no_parts_of_a_cycle():
     assert (still.rows, "no seconds" in still.caveats[0]) == ((), True)
 
 
+def test_iterations_without_a_row_are_counted_by_the_numbers_of_the_others():
+    """Of three workers that push once per second, every tenth row is lost: a cycle takes a second, and not 10 / 9. Numbers
+    of the job's steps have gaps in each worker's rows, too, and tell nothing of lost ones."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
+    every = [{"run": "a", "worker": w, "clock": i, "seconds": i + 0.3 * w} for i in range(200) for w in range(3)]
+    kept = [p for n, p in enumerate(every) if n % 10 != 4]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=kept))
+    assert found.rows[0].cycle_seconds == pytest.approx(1.0, rel=0.01)
+    assert "in 1 settings some iterations have no row, 10.0% in the median" in found.caveats[0]
+    assert found.rows[0].all_pushes == pytest.approx(600, abs=2)
+    steps = [p | {"clock": 3 * p["clock"] + p["worker"]} for p in every]
+    whole = read_tables(tables([{"run": "a"}], settings, iterations=steps))
+    assert whole.rows[0].cycle_seconds == pytest.approx(1.0, rel=0.01)
+    assert not whole.caveats
+
+
 def test_pushes_may_have_durations_only():
     """Each worker's follow each other: one of .5 s and one of 1 s complete three pushes per second."""
     settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
