@@ -47,8 +47,6 @@ def fittable(rows: Sequence[Row], given: Constants, without: Sequence[str] = ())
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
     names = {name: transfer if name == "transfer" else name for name in _MEASUREMENTS}
     refused = {names[name]: why for name, why in _not_measured(rows).items() if names[name] not in without}
-    if "model_bytes" in refused and not given.model_bytes:
-        refused["model_bytes"] += "; until then pulls and pushes take no time, unless --model-bytes says otherwise"
     return [name for name in names.values() if name not in refused and name not in without], refused
 
 
@@ -133,6 +131,8 @@ def fit_determined(
         out[worst] = _why_uncertain(solved, worst, errors[worst])
         left.remove(worst)
         solved = without[worst]
+    if "model_bytes" in out:  # it stays 0
+        out["model_bytes"] += "; until then pulls and pushes take no time, unless --model-bytes says otherwise"
     return problem.corrected(solved), out
 
 
