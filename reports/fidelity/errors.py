@@ -77,7 +77,12 @@ def coverage(made: Sequence[Prediction], form: Form = FORMS[0]) -> Coverage:
 
 def errors(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Errors:
     """Errors of the predictions that `which` picks; predictions that could not be made (nan) do not count."""
-    return _errors(told(made, which), len({p.label for p in made if math.isfinite(which(p))}))
+    return _errors(told(made, which), _settings([p for p in made if math.isfinite(which(p))]))
+
+
+def _settings(made: Sequence[Prediction]) -> int:
+    """How many settings these predictions are of; the policy is told by the group alone."""
+    return len({(p.group, p.label) for p in made})
 
 
 def told(made: Sequence[Prediction], which: Callable[[Prediction], float]) -> Told:
@@ -158,7 +163,7 @@ def ceilings(made: Sequence[Prediction]) -> list[Ceiling]:
     found = []
     for name, several in kinds:
         if several:
-            count = len(settings or {p.label for p in made})
+            count = len(settings) or _settings(made)
             each = np.array([(*_errors(told, count)[1:], share_in_order(told)) for told in several])
             *of_errors, right = (float(values.mean()) if np.isfinite(values).all() else math.nan for values in each.T)
             found.append(Ceiling(name, Errors(len(several[0].recorded), *of_errors), right))
@@ -170,7 +175,7 @@ def missed_by_noise(made: Sequence[Prediction], what: str) -> float:
     as the repetitions may hide; nan where nothing tells of noise."""
     settings = repeated(made)
     several = exact(settings, most=True) if settings else exact_of_cycles(made)
-    count = len(settings or {p.label for p in made})
+    count = len(settings) or _settings(made)
     also = [what in missed(_errors(told, count), Coverage(0, 0)) for told in several]
     return sum(also) / len(also) if also else math.nan
 

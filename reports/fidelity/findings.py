@@ -96,7 +96,9 @@ def groups(made: Check) -> list[tuple[str, list[Prediction]]]:
 
 
 def recording_title(made: Check) -> str:
-    """The recorded job for one of our own recordings, else the source."""
+    """The recorded job for one of our own recordings, the folder of a user's tables, else the source."""
+    if made.origin.source == "own tables":
+        return made.origin.of
     return made.origin.of.partition(",")[0] if made.origin.source == "harness" else made.origin.source
 
 

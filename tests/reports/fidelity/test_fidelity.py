@@ -17,7 +17,7 @@ from reports.fidelity.errors import EXACT_OF_CYCLES, Errors, best_closed_form, c
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
 from reports.fidelity.fidelity_table import text as terminal_text
-from reports.fidelity.findings import misses, tau_text, verdict_sentences
+from reports.fidelity.findings import misses, recording_title, tau_text, verdict_sentences
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
 from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
@@ -411,6 +411,18 @@ def test_few_repetitions_do_not_rule_out_that_noise_is_the_cause(repetitions, sa
     )
     (found,) = misses(replace(MADE, predictions=many))
     assert said in found
+
+
+def test_settings_of_other_policies_are_other_settings():
+    """Two numbers of workers under each of two policies have an order; the simulator's was a dash beside a noisy one."""
+    four = [p for p in CYCLES if p.workers > 1]
+    assert len({p.label for p in four}) == 2
+    assert errors(four, lambda p: p.recorded).tau == 1.0
+
+
+def test_tables_of_a_user_are_named_by_their_folder():
+    mine = replace(MADE, origin=replace(MADE.origin, source="own tables", of="monday, again"))
+    assert recording_title(mine) == "monday, again"
 
 
 def test_a_terminal_shows_the_verdict_first():
