@@ -251,8 +251,8 @@ def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, wh
 
 
 def _scenarios(names: Sequence[str]) -> list[str]:
-    """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file, or in the members of a
-    family, is told here, before anything else is said."""
+    """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file or in the members of a
+    family, and an unknown name are told here, before anything else is said."""
     from harness.families import members
     from harness.scenario import load, matching
     from tuners import split_names
@@ -261,11 +261,11 @@ def _scenarios(names: Sequence[str]) -> list[str]:
     for name in names:
         if not name.endswith(".toml") and len(several := split_names(name)) > 1:
             raise ValueError(f"No scenario {name!r}: separate scenarios by spaces: {' '.join(several)}.")
-        if name.endswith(".toml"):
-            load(name)
-        elif name.startswith("drawn:"):
-            members(name.removeprefix("drawn:"))
         named = matching(name)
+        if name.startswith("drawn:"):
+            members(name.removeprefix("drawn:"))
+        elif named == [name]:
+            load(name)
         found += named if named == [name] else [n for n in named if n not in found]
     return found
 

@@ -312,7 +312,9 @@ def show(scenario: Scenario) -> str:
     if made is not None:
         start = start_of(scenario)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
-        said.append(f"starts with {len(start.workers)} workers and {len(start.servers)} servers, {start.policy}, {training}")
+        counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
+        machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
+        said.append(f"starts with {machines}, {start.policy}, {training}")
     known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
     within = f"target: {scenario.target.metric} {scenario.target.value:g} within {scenario.budget.seconds:g} s"
     said.append(f"{within}; on this data: {known}" if known else within)

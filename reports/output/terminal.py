@@ -57,8 +57,8 @@ def show(results: Results, console: Console, table: pl.DataFrame | None = None) 
         say(console, where, wraps=True)
         return
     idle = not_applicable(results)
-    if idle and not names:
-        say(console, f"{NOTHING_TO_TUNE}; nothing was run.", wraps=True)
+    if not names:
+        say(console, f"{NOTHING_TO_TUNE}; nothing was run." if idle else "No run is in this folder yet.", wraps=True)
     for sentence in idle:
         say(console, sentence, wraps=True)
 

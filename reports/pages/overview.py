@@ -76,7 +76,7 @@ def overview(
         sections.append(_FamilySection(title, anchor, _about(family), said, why, found.base, rows, figures))
     each = [(name, address, answer(table.filter(pl.col("scenario") == name))) for name, address in addresses.items()]
     idle = [] if names else not_applicable(results)
-    title = f"{len(names)} scenarios" if names or not idle else NOTHING_TO_TUNE
+    title = f"{len(names)} scenarios" if names else NOTHING_TO_TUNE if idle else "No run yet"
     return fill("overview.html.j2", title=title, sections=sections, scenarios=each, idle=idle, **common)
 
 

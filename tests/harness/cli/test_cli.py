@@ -156,16 +156,25 @@ def test_a_drawn_member_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ("bad.toml", "The line is: [cluster\n"),
         ("drawn:learning[5:2]", "and the first comes before the last.\n"),
         ("drawn:learnin[0]", "harness: No family 'learnin': did you mean learning?\n"),
+        ("good.toml[valeu=3]", "no line begins with 'valeu'; did you mean value? To add a line, edit a copy of the file.\n"),
+        ("digit", "A file of your own is named with its .toml.\n"),
     ],
 )
 def test_a_mistake_in_a_scenario_is_the_first_thing_said(
     here: Path, capsys: pytest.CaptureFixture[str], scenario: str, answer: str
 ) -> None:
     (here / "bad.toml").write_text("[cluster\n")
+    (here / "good.toml").write_text(arena.TIMING)
     assert main(["compare", scenario]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.endswith(answer)
+
+
+def test_one_server_is_not_called_servers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "few.toml").write_text(arena.TIMING)
+    assert main(["show", "few.toml[start.worker_count=4]"]) == 0
+    assert "starts with 4 workers and 1 server, " in capsys.readouterr().out
 
 
 def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

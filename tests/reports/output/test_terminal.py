@@ -65,6 +65,9 @@ def test_no_runs_give_no_table():
     found = summary(frames([]))
     assert found.height == 0
     assert render(found) == []
+    out = Console(width=100, color_system=None, file=io.StringIO())
+    terminal.show(frames([]), out)
+    assert out.file.getvalue() == "No run is in this folder yet.\n"
 
 
 def test_one_seed_says_so():

@@ -212,6 +212,12 @@ def test_where_nobody_has_anything_to_tune_the_page_says_so():
     assert "No run is in this folder" not in text
 
 
+def test_before_the_first_run_the_page_says_so():
+    text = page.pages(from_times({}), {})["report.html"]
+    assert "<h1>No run yet</h1>" in text
+    assert "No run is in this folder yet." in text
+
+
 def test_what_comes_from_files_is_escaped():
     rows = [score_row("s" + NASTY, "x" + NASTY, i, 600.0, status="error", reason=NASTY) for i in range(2)]
     rows += [score_row("s" + NASTY, t, i, 9.0 + i) for i in range(2) for t in ("fixed", "y")]
