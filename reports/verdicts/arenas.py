@@ -86,6 +86,7 @@ class Arenas:
     log_ratio: _Floats  # [arenas, tuners] in the order of `rows`; nan where a tuner does not apply
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
     absent: dict[str, str]  # tuners that are not ranked, and why: their runs are another's, or they apply to no arena
+    of_cost: tuple[str, ...] = ()  # arenas that minimise USD: their cost is what is compared
 
 
 _DRAWN = re.compile(r"(.+)-v\d+-\d+")
@@ -157,6 +158,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         log_ratio=log_ratio[:, order],
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
         absent=_absent(results, tuners, everybody, applies),
+        of_cost=tuple(a for a in arenas if by_arena[a]["minimise"][0] == "usd"),
     )
 
 
@@ -305,7 +307,7 @@ def answer(found: Arenas) -> Answer:
     elif REFERENCE in close:
         better, worse = _apart_from_reference(found.rows)
         sides = ["faster" if t in better else "slower" if t in worse else "" for t in found.rows["tuner"]]
-        before = undecided_opening(found.rows["tuner"], sides)
+        before = undecided_opening(found.rows["tuner"], sides, "usd" if found.of_cost == found.arenas else "seconds")
     else:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
@@ -334,6 +336,13 @@ def sentences(found: Arenas) -> list[str]:
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
         said.append(f"Friedman's test over the arenas that all of them apply to: p {p}.")
+    if found.of_cost:
+        which = (
+            found.of_cost[0] if len(found.of_cost) == 1 else "all" if found.of_cost == found.arenas else len(found.of_cost)
+        )
+        said.append(
+            f"In {which}{' of them' * (len(found.of_cost) > 1)} USD count in place of time: that is to be least there."
+        )
     if n < 6:
         said.append(
             f"With {n} arenas, Wilcoxon's smallest p value is {2.0 ** (1 - n):.2g}: few differences, or none, can show."

@@ -136,6 +136,21 @@ def test_the_first_line_denies_no_difference_to_fixed_that_a_sentence_tells():
     assert "Not told apart from it: steady, fixed." in str(answer(found))
 
 
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, ""), (1, f"In {NAMES[0]} USD"), (3, "In 3 of them USD"), (12, "In all of them USD")]
+)
+def test_arenas_that_minimise_cost_are_said_to(count, said):
+    rows = [
+        score_row(name, tuner, 0, 9.0, usd=usd, minimise="usd" if i < count else "seconds")
+        for i, name in enumerate(NAMES)
+        for tuner, usd in (("fixed", 2.0), ("x", 1.0))
+    ]
+    found = arenas_of(frames(rows), NAMES)
+    assert len(found.of_cost) == count
+    assert sum(" USD count in place of time" in s for s in sentences(found)) == bool(count)
+    assert any(s.startswith(said) for s in sentences(found))
+
+
 def test_the_leader_is_best_against_each_of_the_others_that_may_lead():
     """`mostly` and `often` each leave one arena alone, in which `always` is best: other pairs count that arena as ever."""
     times = {
