@@ -48,6 +48,7 @@ def byte_count(frame: Buffer) -> int:
 
 
 _MARK = struct.Struct("<4sHxxI")  # program, version, bytes of the row
+_MARK_BYTES = _MARK.size
 _PROGRAM = b"PSLV"
 _FILL = (b"", bytes(3), bytes(2), bytes(1))  # by the bytes of the row over a multiple of four: arrays are aligned
 _TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2"), "i4": np.dtype("<i4")}
@@ -91,15 +92,15 @@ def encode(sender: str, message: Message) -> list[Buffer]:
     data: list[Buffer] = []
     bytes_left = SHORT_BYTES
     for array in message.arrays:
-        kind = _NAMES.get(array.dtype)
-        if kind is None or array.ndim != 1 or array.nbytes > LARGEST_BYTES:
+        kind, size = _NAMES.get(array.dtype), array.nbytes
+        if kind is None or array.ndim != 1 or size > LARGEST_BYTES:
             raise Unreadable(
                 f"Cannot send an array of {array.dtype}, shape {array.shape}: give at most {LARGEST_BYTES} bytes "
                 "of float32, float16 or int32, along one axis."
             )
-        kinds.append((kind, array.size))
-        data.append(np.ascontiguousarray(array).data)
-        bytes_left -= array.nbytes
+        kinds.append((kind, len(array)))
+        data.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
+        bytes_left -= size
     head: Any = message.head
     row = _encoder.encode(_First(sender, message.generation, message.view, tuple(kinds), head))
     first = _MARK.pack(_PROGRAM, VERSION, len(row)), row, _FILL[len(row) & 3]
@@ -111,21 +112,21 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
 
     Raises Unreadable for garbage, for another version, and if there are more or fewer bytes than the first frame says.
     """
-    first = frames[0] if frames else b""
-    if len(first) < _MARK.size:
+    first = memoryview(frames[0] if frames else b"").toreadonly()
+    if len(first) < _MARK_BYTES:
         raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
     program, version, length = _MARK.unpack_from(first)
     if program != _PROGRAM or version != VERSION:
         raise _foreign(program, version)
-    whole, end = memoryview(first).toreadonly(), _MARK.size + length
+    end = _MARK_BYTES + length
     try:
-        said = _decoder.decode(whole[_MARK.size : end])
+        said = _decoder.decode(first[_MARK_BYTES:end])
     # msgspec raises the last two for bytes that are no text, and for rows nested too deeply.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
     end += -length & 3
     if len(frames) == 1:
-        arrays = _short(said.arrays, whole, end)
+        arrays = _short(said.arrays, first, end) if said.arrays or end != len(first) else ()
     elif len(said.arrays) != len(frames) - 1 or len(first) != end:
         raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
     else:
@@ -145,7 +146,9 @@ def _short(kinds: Sequence[tuple[str, int]], first: memoryview, at: int) -> tupl
     """The arrays that follow in the first frame, from byte `at` on."""
     made: list[Array] = []
     for kind, size in kinds:
-        dtype = _type(kind)
+        dtype = _TYPES.get(kind)
+        if dtype is None:
+            raise _unknown(kind)
         end = at + size * dtype.itemsize
         if not at <= end <= len(first):
             raise _cut(kind, size, len(first) - at)
@@ -157,7 +160,9 @@ def _short(kinds: Sequence[tuple[str, int]], first: memoryview, at: int) -> tupl
 
 
 def _array(kind: str, size: int, frame: Buffer) -> Array:
-    dtype, given = _type(kind), byte_count(frame)
+    dtype, given = _TYPES.get(kind), byte_count(frame)
+    if dtype is None:
+        raise _unknown(kind)
     if not 0 <= size * dtype.itemsize == given:
         raise _cut(kind, size, given)
     made: Array = np.frombuffer(frame, dtype)
@@ -165,11 +170,8 @@ def _array(kind: str, size: int, frame: Buffer) -> Array:
     return made
 
 
-def _type(kind: str) -> np.dtype[Any]:
-    try:
-        return _TYPES[kind]
-    except KeyError:
-        raise Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.") from None
+def _unknown(kind: str) -> Unreadable:
+    return Unreadable(f"Cannot read an array of type {kind!r}: known are {', '.join(_TYPES)}.")
 
 
 def _cut(kind: str, size: int, given: int) -> Unreadable:

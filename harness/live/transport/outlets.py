@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
 from harness.live.protocol.wire import Buffer
@@ -20,8 +20,8 @@ class LineOut(Protocol):
     def socket(self) -> socket.socket: ...
 
     @property
-    def waits(self) -> bool:
-        """Whether something waits for room."""
+    def waiting(self) -> Sized:
+        """What waits for room."""
         ...
 
     def send(self, frames: Sequence[Buffer]) -> bool:
@@ -65,7 +65,7 @@ class Outlets(Generic[Line]):
         except OSError:
             self.forget(peer)
             raise
-        if line.waits and line.socket.fileno() not in self._full:
+        if line.waiting and line.socket.fileno() not in self._full:
             self._full[line.socket.fileno()] = peer
             self._events.register(line.socket, select.EPOLLOUT)
         return sent
@@ -80,7 +80,7 @@ class Outlets(Generic[Line]):
         except OSError:
             self.forget(peer)
             return
-        if not line.waits:
+        if not line.waiting:
             del self._full[descriptor]
             self._events.unregister(line.socket)
 

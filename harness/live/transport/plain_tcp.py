@@ -56,7 +56,7 @@ class _LineOut:
 
     def __init__(self, made: socket.socket, place: tuple[str, int]) -> None:
         self.socket = made
-        self._waiting: deque[memoryview] = deque()
+        self.waiting: deque[memoryview] = deque()
         try:
             made.setblocking(False)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,34 +66,30 @@ class _LineOut:
             made.close()
             raise
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._waiting)
-
     def send(self, frames: Sequence[Buffer]) -> bool:
-        if self._waiting:
+        if self.waiting:
             self.flush()
-            if len(self._waiting) >= _WAITING_BUFFERS:
+            if len(self.waiting) >= _WAITING_BUFFERS:
                 return False
         head, size = head_and_bytes(frames)
         buffers, sent = [head, *frames], 0
-        if not self._waiting and len(buffers) <= MOST_BUFFERS:
+        if not self.waiting and len(buffers) <= MOST_BUFFERS:
             try:
                 sent = self.socket.sendmsg(buffers)
             except BlockingIOError:
                 sent = 0  # the kernel has no room now
         if sent < size:
-            self._waiting.extend(_unsent(buffers, sent))
+            self.waiting.extend(_unsent(buffers, sent))
         return True
 
     def flush(self) -> None:
         with suppress(BlockingIOError):
-            while self._waiting:
-                tried = list(islice(self._waiting, MOST_BUFFERS))
+            while self.waiting:
+                tried = list(islice(self.waiting, MOST_BUFFERS))
                 rest = list(_unsent(tried, self.socket.sendmsg(tried)))
                 for _ in tried:
-                    self._waiting.popleft()
-                self._waiting.extendleft(reversed(rest))
+                    self.waiting.popleft()
+                self.waiting.extendleft(reversed(rest))
 
 
 class _LineIn:
@@ -124,8 +120,8 @@ class _LineIn:
             raise EOFError
         if self._held:
             return self._parsed(self._held + data)
-        frame = only_frame(data)
-        return self._parsed(data) if frame is None else [[frame]]
+        message = only_frame(data)
+        return self._parsed(data) if message is None else [message]
 
     def _received(self, into: memoryview) -> int:
         size = self.socket.recv_into(into)
@@ -183,12 +179,13 @@ class _PlainSender:
         self._outlets.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        if peer not in self._places:
-            return
+        outlets = self._outlets
         try:
-            if peer not in self._outlets.lines:
-                self._outlets.add(peer, _LineOut(self._opened(), self._places[peer]))
-            if not self._outlets.send(peer, frames) and peer not in self._refused:
+            if peer not in outlets.lines:
+                if peer not in self._places:
+                    return
+                outlets.add(peer, _LineOut(self._opened(), self._places[peer]))
+            if not outlets.send(peer, frames) and peer not in self._refused:
                 self._refused.add(peer)
                 _log.warning("Cannot send to %s: it leaves %d frames waiting.", peer, _WAITING_BUFFERS)
         except OSError:

@@ -47,11 +47,9 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-def _packets(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
-    head, size = head_and_bytes(frames)
-    if size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS:
-        return [[head, *frames]]
-    packets: list[Sequence[Buffer]] = [[head]]
+def _packets(head: bytes, frames: Sequence[Buffer]) -> list[list[Buffer]]:
+    """Those of a message that is longer than one."""
+    packets: list[list[Buffer]] = [[head]]
     for frame in frames:
         whole = memoryview(frame).cast("B")
         packets += [[whole[start : start + _PACKET_BYTES]] for start in range(0, len(whole), _PACKET_BYTES)]
@@ -63,7 +61,7 @@ class _LineOut:
 
     def __init__(self, name: str, process: int, ticket: bytes) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
+        self.waiting: deque[list[Buffer]] = deque()  # packets for which the kernel has no room now
         try:
             self.socket.setblocking(False)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
@@ -74,32 +72,31 @@ class _LineOut:
             self.socket.close()
             raise
 
-    @property
-    def waits(self) -> bool:
-        """Whether packets wait."""
-        return bool(self._waiting)
-
     def send(self, frames: Sequence[Buffer]) -> bool:
-        """Send a message, or let it wait. Returns False, and drops it, if too many wait."""
-        if len(self._waiting) >= _WAITING_PACKETS:
+        """Send a message, or let it wait. Returns False, and drops it, if too many packets wait."""
+        waiting, sent = self.waiting, 0
+        if len(waiting) >= _WAITING_PACKETS:
             return False
-        packets, sent = _packets(frames), 0
-        if not self._waiting:
+        head, size = head_and_bytes(frames)
+        is_one = size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS
+        packets = [[head, *frames]] if is_one else _packets(head, frames)
+        if not waiting:
             try:
                 for packet in packets:
                     self.socket.sendmsg(packet)
                     sent += 1
             except BlockingIOError:
                 pass  # the kernel has no room now
-        self._waiting.extend(packets[sent:])
+        if sent < len(packets):
+            waiting.extend(packets[sent:])
         return True
 
     def flush(self) -> None:
         """Send what waits, as far as the kernel has room."""
         with suppress(BlockingIOError):
-            while self._waiting:
-                self.socket.sendmsg(self._waiting[0])
-                self._waiting.popleft()
+            while self.waiting:
+                self.socket.sendmsg(self.waiting[0])
+                self.waiting.popleft()
 
 
 class _LineIn:
@@ -114,8 +111,8 @@ class _LineIn:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
-        if (frame := only_frame(packet)) is not None:
-            return [frame]
+        if (found := only_frame(packet)) is not None:
+            return found
         if (sizes := sizes_in(packet)) is None:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
         at = head_bytes(sizes)
@@ -156,7 +153,7 @@ class UnixSockets:
         self._events = select.epoll()
         self._events.register(watched, select.EPOLLIN)
         self._events.register(self._listener, select.EPOLLIN)
-        self._out = Outlets[_LineOut](self._events)
+        self.out = Outlets[_LineOut](self._events)
         self._in: dict[int, _LineIn] = {}  # by descriptor
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
@@ -169,22 +166,27 @@ class UnixSockets:
         OSError if nobody listens there, or another process than that one."""
         self.forget(peer)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._out.add(peer, _LineOut(name, process, ticket))
+        self.out.add(peer, _LineOut(name, process, ticket))
         return ticket
 
     def __contains__(self, peer: str) -> bool:
-        return peer in self._out.lines
+        return peer in self.out.lines
 
     def forget(self, peer: str) -> None:
         """Close the line to a peer, and drop what waits."""
-        self._out.forget(peer)
+        self.out.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> bool:
         """Send a message on the peer's line; returns at once. False: it is dropped, because too many wait. Raises OSError,
         and closes the line, if the peer has closed it."""
-        return self._out.send(peer, frames)
+        return self.out.send(peer, frames)
 
     # ------------------------------------------------------------------------------------------------------------ receive
+
+    @property
+    def arrived(self) -> deque[tuple[str, Sequence[Buffer]]]:
+        """The messages that have arrived, each with the key of its sender."""
+        return self._arrived
 
     def take(self) -> tuple[str, Sequence[Buffer]] | None:
         """The next message that has arrived, with the key of its sender."""
@@ -207,7 +209,7 @@ class UnixSockets:
             elif descriptor == self._listener.fileno():
                 self._accept()
             else:
-                self._out.flush(descriptor)
+                self.out.flush(descriptor)
         if unreadable is not None:
             # It is not lost that `watched` can be read: the next call says so, too.
             raise unreadable
@@ -277,7 +279,7 @@ class UnixSockets:
 
     def close(self) -> None:
         """Close everything, and drop what waits."""
-        self._out.close()
+        self.out.close()
         for line in list(self._in.values()):
             self._close(line)
         self._listener.close()

@@ -251,23 +251,30 @@ class _OneMachine:
         self.memory.forget(peer)  # after the line, which may still send from it
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        there = self._there.pop(peer, None)
-        if there is not None:
-            with suppress(OSError):
-                ticket = self.lines.connect(peer, *there)
-                self._sender.send(peer, [_TICKET + ticket])
-        sent = self.memory.lend(peer, frames)
-        if peer in self.lines:
+        if peer in self._there:
+            self._call(peer)
+        sent, lent = frames, len(frames) > 1  # a message of one frame is short
+        if lent:
+            sent = self.memory.lend(peer, frames)
+        outlets = self.lines.out
+        if peer in outlets.lines:
             try:
-                if not self.lines.send(peer, sent):
-                    self.memory.take_back()
-                    self._sender.refuse(peer)
-            except OSError:
-                pass  # the line has broken: from now on by ZeroMQ, this message first
+                on_its_way = outlets.send(peer, sent)
+            except OSError:  # the line has broken: from now on by ZeroMQ, this message first
+                on_its_way = self._sender.try_to_send(peer, sent)
             else:
-                return
-        if not self._sender.try_to_send(peer, sent):
+                if not on_its_way:
+                    self._sender.refuse(peer)
+        else:
+            on_its_way = self._sender.try_to_send(peer, sent)
+        if lent and not on_its_way:
             self.memory.take_back()
+
+    def _call(self, peer: str) -> None:
+        """Make a line to a peer that has none yet."""
+        with suppress(OSError):
+            ticket = self.lines.connect(peer, *self._there.pop(peer))
+            self._sender.send(peer, [_TICKET + ticket])
 
     def close(self) -> None:
         self.lines.close()
@@ -347,37 +354,40 @@ class ZmqTransport:
         return np.empty(size, np.float32) if self._here is None else self._here.memory.empty(size)
 
     def receive(self, timeout_seconds: float) -> Received | None:
-        if self._here is not None:
-            return self._receive_here(self._here, timeout_seconds)
+        here = self._here
+        if here is None:
+            return self._receive_by_zeromq(timeout_seconds)
+        arrived, until = here.lines.arrived, -1.0
+        while True:
+            if arrived:
+                key, frames = arrived.popleft()
+                if (caller := self._peers.get(key)) is not None:  # else it was a peer when it connected
+                    return Received(caller, here.memory.borrow(frames))
+            elif not self._inlet_waits or not self._take_by_zeromq(here):
+                now = time.monotonic()
+                if until < 0:
+                    until = now + timeout_seconds
+                elif now >= until:
+                    return None
+                self._inlet_waits = here.lines.wait(until - now)
+
+    def _take_by_zeromq(self, here: _OneMachine) -> bool:
+        """Take what has come by ZeroMQ: a message, or the ticket of a line. Returns False if there is nothing."""
+        if (found := self._by_zeromq(0.0)) is None:
+            return False
+        key, frames = found
+        first = frames[0]
+        if len(first) != _TICKET_BYTES or first[: len(_TICKET)] != _TICKET:
+            here.lines.arrived.append(found)
+        elif key in self._peers:
+            here.lines.admit(bytes(first[len(_TICKET) :]), key)
+        return True
+
+    def _receive_by_zeromq(self, timeout_seconds: float) -> Received | None:
         while (found := self._by_zeromq(timeout_seconds)) is not None:
             if (caller := self._peers.get(found[0])) is not None:  # else it was a peer when it connected
                 return Received(caller, found[1])
         return None
-
-    def _receive_here(self, here: _OneMachine, timeout_seconds: float) -> Received | None:
-        """`receive` where messages may come by lines, by ZeroMQ, or in shared memory."""
-        until = -1.0
-        while True:
-            found, ticket = here.lines.take(), b""
-            if found is None and self._inlet_waits and (found := self._by_zeromq(0.0)) is not None:
-                first = found[1][0]
-                if len(first) == _TICKET_BYTES and first[: len(_TICKET)] == _TICKET:
-                    ticket = bytes(first[len(_TICKET) :])
-            if found is not None:
-                key, frames = found
-                caller = self._peers.get(key)
-                if caller is None:  # it was a peer when it connected, and is none any more
-                    continue
-                if not ticket:
-                    return Received(caller, here.memory.borrow(frames))
-                here.lines.admit(ticket, key)
-                continue
-            now = time.monotonic()
-            if until < 0:
-                until = now + timeout_seconds
-            elif now >= until:
-                return None
-            self._inlet_waits = here.lines.wait(until - now)
 
     def _by_zeromq(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
         if timeout_seconds and timeout_seconds != self._timeout_seconds:
