@@ -167,10 +167,11 @@ class Coordinator:
         job, snapshots = self._job, self._snapshots
         if snapshots.uncopied < (job.snapshot_commits or _SNAPSHOT_COMMITS):
             return False
+        if self._now() - snapshots.taken_seconds < job.snapshot_seconds:
+            return False
         often = job.snapshot_commits or max(_SNAPSHOT_COMMITS, 4 * int(np.count_nonzero(branch.active)))
         # Twice as rarely while another snapshot is in progress, which the new one would replace.
-        many = snapshots.uncopied >= often * (1 + bool(snapshots.under_way))
-        return many and self._now() - snapshots.taken_seconds >= job.snapshot_seconds and not self.views.recovering
+        return snapshots.uncopied >= often * (1 + bool(snapshots.under_way)) and not self.views.recovering
 
     def _after_copy(self, complete: bool) -> None:
         if complete:

@@ -30,6 +30,8 @@ __all__ = [
     "owners_of",
     "runs_of",
     "table_of",
+    "union",
+    "without",
 ]
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -102,7 +104,7 @@ class Layout:
         return slice(self.bounds[run[0]], self.bounds[run[1]])
 
 
-# Few different sets occur, and every message needs them: cached, these two cost nothing.
+# Few different sets occur, and every message needs them: cached, these four cost nothing.
 @lru_cache(maxsize=4096)
 def runs_of(blocks: Blocks) -> Runs:
     """Blocks as the longest possible runs."""
@@ -119,6 +121,18 @@ def runs_of(blocks: Blocks) -> Runs:
 def blocks_in(runs: Runs) -> Blocks:
     """All blocks of some runs."""
     return frozenset(b for first, end in runs for b in range(first, end))
+
+
+@lru_cache(maxsize=4096)
+def union(blocks: Blocks, others: Blocks) -> Blocks:
+    """The blocks of both."""
+    return blocks | others
+
+
+@lru_cache(maxsize=4096)
+def without(blocks: Blocks, others: Blocks) -> Blocks:
+    """The first blocks that are not among the others."""
+    return blocks - others
 
 
 def one_of(blocks: Blocks) -> Blocks:

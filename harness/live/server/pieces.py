@@ -63,8 +63,8 @@ class Parts:
 
     def get(self, run: tuple[int, int]) -> Array:
         """The array of a run; concatenated if it is in several arrays."""
-        if run in self._arrays:
-            return self._arrays[run]
+        if (found := self._arrays.get(run)) is not None:
+            return found
         arrays = [array for _, array in self._cut(blocks_in((run,)))]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -227,6 +227,8 @@ class Staging:
     def _parts(self, runs: Runs, arrays: tuple[Array, ...], blocks: Blocks) -> Gradients:
         """These blocks of a push."""
         if self._layout.tables is None:
+            if len(runs) == 1 and blocks is blocks_in(runs):  # the usual case
+                return [PushPart(runs, arrays)]
             return [PushPart((run,), (array,)) for run, array in cut(self._layout, runs, arrays, blocks)]
         kept = blocks & blocks_in(runs)
         return [PushPart(runs_of(kept), cut_rows(self._layout, runs, arrays, kept))] if kept else []

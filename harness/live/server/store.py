@@ -95,7 +95,9 @@ class Store:
     def parameters(self, branch: int, runs: Runs, dtype: str) -> tuple[Array, ...]:
         """The parameters of these blocks now; later steps do not change the arrays."""
         parts = self.branches[branch].parameters
-        return tuple([parts.get(run).astype(dtype, copy=False) for run in runs])
+        if dtype == "float32":  # as they are kept
+            return tuple(map(parts.get, runs))
+        return tuple([parts.get(run).astype(dtype) for run in runs])
 
     def rows(self, branch: int, rows: Array, dtype: str) -> Array:
         """The parameters of these rows now, [rows * width]; later steps do not change the array."""

@@ -43,6 +43,7 @@ _WAITING_CALLERS = 1000  # with unknown keys; then the first of them is forgotte
 _LOOK_MILLISECONDS = 20  # from one look whether their keys are known to the next
 _KEY_CHARACTERS = 64  # of a public key in hexadecimal digits
 _NO_WAIT = int(zmq.DONTWAIT)  # an int: pyzmq's enum costs much of the time of a small message
+_READABLE = int(zmq.POLLIN)
 _WAITING_MESSAGES = 10_000  # to one peer; messages answer one another, so a few dozen are many already
 _LOOPBACK_BYTES = 2**18  # kernel's send buffer on this machine: more would leave the cache before it is read
 _RECONNECT_MILLISECONDS = (50, 1000)  # first and longest pause before another attempt
@@ -192,7 +193,10 @@ class _Sender:
                 return False
             socket = self._sockets[peer] = self._calling(*self._addresses[peer])
         try:
-            socket.send_multipart(frames, _NO_WAIT, copy=False)
+            if len(frames) == 1:  # as most often; `send_multipart` would look at it again, and ask for another copy
+                socket.send(frames[0], _NO_WAIT)
+            else:
+                socket.send_multipart(frames, _NO_WAIT, copy=False)
         except zmq.Again:
             self.refuse(peer)
             return False
@@ -390,9 +394,12 @@ class ZmqTransport:
         return None
 
     def _by_zeromq(self, timeout_seconds: float) -> tuple[str, Sequence[Buffer]] | None:
-        if timeout_seconds and timeout_seconds != self._timeout_seconds:
-            self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
-            self._timeout_seconds = timeout_seconds
+        if timeout_seconds:
+            if timeout_seconds != self._timeout_seconds:
+                self._inlet.setsockopt(zmq.RCVTIMEO, round(timeout_seconds * 1000))
+                self._timeout_seconds = timeout_seconds
+        elif not int(self._inlet.getsockopt(zmq.EVENTS)) & _READABLE:  # `Again` takes longer
+            return None
         try:
             frame = self._inlet.recv(0 if timeout_seconds else _NO_WAIT, copy=False)
         except zmq.Again:

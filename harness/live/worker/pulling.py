@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, runs_of
+from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, runs_of, without
 from harness.live.protocol.messages import Array, EvaluationRequest, Pull, Pulled, Release, UnaskedBlocks
 from harness.live.protocol.outbox import Outbox
 from harness.live.worker.tasks import RowsOf, TaskKind
@@ -18,7 +18,7 @@ from harness.live.worker.worker_table import WorkerTable
 __all__ = ["Arrived", "Pulling", "rows_in"]
 
 
-@dataclass
+@dataclass(slots=True)
 class _InProgress:
     """A pull that is in progress."""
 
@@ -165,8 +165,9 @@ class Pulling:
         else:
             for run, array in zip(head.runs, arrays, strict=True):
                 pull.parameters[self._layout.span(run)] = array
-        pull.missing -= blocks_in(head.runs)
-        pull.index = min(pull.index, head.index)
+        pull.missing = without(pull.missing, blocks_in(head.runs))
+        if head.index < pull.index:
+            pull.index = head.index
         if pull.missing:
             return None
         self._pull = None

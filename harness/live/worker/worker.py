@@ -219,7 +219,7 @@ class Worker:
         for owner, those in self._table.group(blocks).items():
             runs = runs_of(those)
             if push.rows is None:
-                arrays = tuple(push.gradient[self._layout.span(run)] for run in runs)
+                arrays = tuple([push.gradient[self._layout.span(run)] for run in runs])
             else:
                 arrays = tuple(rows_in(self._layout, push.rows, values, runs) for values in (push.rows, push.gradient))
             self._outbox.tell(owner, StagePush(cycle, push.branch, self._table.index, runs, done), arrays)

@@ -25,7 +25,6 @@ from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
-from simulators.engine.job_state import Records
 from tuners.actions import Push, Rejected, Setting, Status, SyncPolicy, Target
 from tuners.system import check_no_table, check_no_timers
 
@@ -101,25 +100,26 @@ class ModelVersions:
 
     def __init__(self, gradients: int = 0) -> None:
         self.latest = gradients
-        self._from = [(-1, gradients)]  # (entry of the log, gradients from there on)
+        self._from, self._gradients = [-1], [gradients]  # entries of the log, and how many gradients from each on
 
     def copy(self) -> ModelVersions:
         made = ModelVersions(self.latest)
-        made._from = self._from.copy()
+        made._from, made._gradients = self._from.copy(), self._gradients.copy()
         return made
 
     def add(self, gradients: int, index: int) -> None:
         """So many gradients are applied by entry `index`."""
         self.latest += gradients
-        self._from.append((index, self.latest))
+        self._from.append(index)
+        self._gradients.append(self.latest)
         # Cut off in large pieces, so that the cost per push is constant.
         if len(self._from) > 2 * _VERSIONS:
-            del self._from[:_VERSIONS]
+            del self._from[:_VERSIONS], self._gradients[:_VERSIONS]
 
     def applied_since(self, index: int) -> int:
         """Gradients that were applied after entry `index`."""
-        at = bisect_right(self._from, (index, 2**62)) - 1
-        return self.latest - self._from[max(at, 0)][1]
+        at = bisect_right(self._from, index) - 1
+        return self.latest - self._gradients[at if at > 0 else 0]
 
 
 @lru_cache(maxsize=64)
@@ -156,7 +156,7 @@ class CoordinatorBranch:
         self.due: set[int] = set()
         self.halted = True
         self._paused_seconds: float | None = None
-        self.rows: list[tuple[float, ...]] = []  # of pushes that the driver has not confirmed yet
+        self.rows: list[tuple[float, ...]] = []  # as `Records`, of pushes that the driver has not confirmed yet
         self.rows_taken = 0  # rows that it has confirmed
         self.staleness: dict[int, int] = {}  # by worker, of committed pushes that the policy has not decided on
 
@@ -288,7 +288,9 @@ class CoordinatorBranch:
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
         waiting = self.active.copy()
-        for other in (*self.busy, *self.due):
+        for other in self.busy:
+            waiting[other] = False
+        for other in self.due:
             waiting[other] = False
         # The state may keep an array of the push, so each is new, or replaced and never changed in place.
         push = Push(
@@ -314,20 +316,21 @@ class CoordinatorBranch:
         self.pushes += 1
         self.samples += int(self.shards.samples[facts.worker])
         spent = facts.seconds - cycle.released_seconds - facts.pull_seconds - facts.compute_seconds
-        row = Records(
-            seconds=facts.seconds,
-            worker=facts.worker,
-            clock=cycle.clock,
-            compute_seconds=facts.compute_seconds,
-            pull_seconds=facts.pull_seconds,
-            # The remainder of the cycle. Clocks of two processes can make it slightly negative.
-            push_seconds=max(spent, 0.0),
-            wait_seconds=cycle.wait_seconds,
-            staleness=staleness,
-            loss=facts.loss,
-            valid_loss=np.nan,
-            valid_accuracy=np.nan,
+        self.rows.append(
+            (
+                facts.seconds,
+                facts.worker,
+                cycle.clock,
+                facts.compute_seconds,
+                facts.pull_seconds,
+                # The remainder of the cycle. Clocks of two processes can make it slightly negative.
+                spent if spent > 0.0 else 0.0,
+                cycle.wait_seconds,
+                staleness,
+                facts.loss,
+                math.nan,
+                math.nan,
+            )
         )
-        self.rows.append(tuple(row))
         if not math.isfinite(facts.loss):
             self.status = "diverged"

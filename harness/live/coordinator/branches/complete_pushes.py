@@ -83,7 +83,7 @@ class CompletePushes:
 
     def settle(self, branch: int, name: str, facts: PushFacts) -> None:
         """A push is complete: ask the policy, append the commit, release workers."""
-        of, facts = self._branches.by_number[branch], PushFacts(*facts)
+        of, facts = self._branches.by_number[branch], PushFacts._make(facts)
         commit, released = of.settle(facts, name, self._ledger.index + 1)
         # Servers do not know which rows of embedding tables a mini-batch looks up: workers ask for them.
         if self._job.tables is None and of is self._branches.current and not self._branches.finishing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.live.coordinator.branches.branch import PushFacts
-from harness.live.protocol.blocks import Blocks
+from harness.live.protocol.blocks import Blocks, union
 from harness.live.protocol.messages import GradientDone
 
 __all__ = ["PendingPushes"]
@@ -34,7 +34,8 @@ class PendingPushes:
 
     def stage(self, worker: int, blocks: Blocks) -> None:
         """Servers have these blocks of the push."""
-        self._staged[worker] = self._staged.get(worker, frozenset()) | blocks
+        before = self._staged.get(worker)
+        self._staged[worker] = blocks if before is None else union(before, blocks)
 
     def staged(self, worker: int) -> Blocks:
         """The blocks of the push that servers have."""
@@ -43,7 +44,7 @@ class PendingPushes:
     def to_commit(self, worker: int) -> GradientDone | None:
         """The result of a push that can be committed; None before, and after it is."""
         # Only when every block is staged: the commit must be applicable at every server.
-        if worker in self.undecided or len(self.staged(worker)) < self._blocks:
+        if worker in self.undecided or len(self._staged.get(worker, ())) < self._blocks:
             return None
         return self._results.get(worker)
 
