@@ -1,4 +1,4 @@
-"""Decisions in NumPy are those of the policy as JAX compiles it, bit by bit."""
+"""Decisions in plain Python are those of the policy as JAX compiles it, bit by bit."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ def test_without_groups_all_but_the_step_is_decided_alike(policy: SyncPolicy) ->
 @pytest.mark.parametrize("policy", [*COUNTING, IN_TURN], ids=lambda p: p.name)
 def test_a_policy_that_counts_needs_no_program(policy: SyncPolicy) -> None:
     state = jax.tree.map(np.asarray, policy.init(np.ones(NODES, bool)))
-    assert Decider(policy.decide, state, NODES).uses_numpy
+    assert not Decider(policy.decide, state, NODES).needs_jax
 
 
 def test_a_policy_that_calculates_with_losses_is_compiled() -> None:
-    assert not Decider(BY_LOSS.decide, _Best(np.asarray(np.inf)), NODES).uses_numpy
+    assert Decider(BY_LOSS.decide, _Best(np.asarray(np.inf)), NODES).needs_jax
 
 
 def test_a_state_that_changes_its_type_is_compiled() -> None:
     def decide(state: Any, push: Push) -> tuple[Any, Decision]:
         return state + jnp.int32(1), Decision(release=push.waiting)
 
-    assert not Decider(decide, np.asarray(0, np.int16), NODES).uses_numpy
-    assert Decider(decide, np.asarray(0, np.int32), NODES).uses_numpy
+    assert Decider(decide, np.asarray(0, np.int16), NODES).needs_jax
+    assert not Decider(decide, np.asarray(0, np.int32), NODES).needs_jax

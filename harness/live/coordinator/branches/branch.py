@@ -287,30 +287,31 @@ class CoordinatorBranch:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
         self.clocks[worker] += 1
-        waiting = self.active.copy()
+        active: list[bool] = self.active.tolist()
+        waiting = active.copy()
         for other in self.busy:
             waiting[other] = False
         for other in self.due:
             waiting[other] = False
-        # The state may keep an array of the push, so each is new, or replaced and never changed in place.
         push = Push(
-            worker=np.int32(worker),
-            clocks=self.clocks.copy(),
+            worker=worker,
+            clocks=self.clocks.tolist(),
             waiting=waiting,
-            active=self.active,
+            active=active,
             seconds=facts.seconds,
-            staleness=np.int32(staleness),
+            staleness=staleness,
             loss=facts.loss,
             loss_before=facts.loss_before,
             loss_after=facts.loss_after,
         )
         if self._decider is None:
-            self._decider = Decider(self.policy.decide, self.state, len(self.active), groups=self.groups)
+            self._decider = Decider(self.policy.decide, self.state, len(active), groups=self.groups)
         decision = self._decider(self.state, push)
         self.state = decision.state
         self._count(facts, cycle, staleness)
-        released = (decision.release & self.active).nonzero()[0].tolist()
-        return decision, released if self.status == "running" else []
+        if self.status != "running":
+            return decision, []
+        return decision, [node for node, goes in enumerate(decision.release) if goes and active[node]]
 
     def _count(self, facts: PushFacts, cycle: Cycle, staleness: int) -> None:
         self.pushes += 1

@@ -1,14 +1,18 @@
-"""What a policy decides about a push: in NumPy where that gives the same bits, else by a program that JAX has compiled.
+"""What a policy decides about a push: in plain Python where that gives the same result, else by a program that JAX has
+compiled.
 
-To call a compiled program took a third of the coordinator's time for a push: numbers have to be passed in and out, by code
-that is in no cache. Most policies only compare and count. So what JAX traces of such a policy is done step by step in NumPy.
-With floating-point numbers, XLA may round in another way than NumPy.
+A job has few nodes, and other processes use the core between two pushes. So code that is in no cache takes most of the time
+of a decision: a compiled program took a third of the coordinator's time for a push, and five operations of NumPy a sixth.
+Most policies only compare and count. So what JAX traces of such a policy is done step by step, with lists of Python's
+numbers, which wrap around as those of JAX do. Not with floating-point numbers, which XLA may round in another way.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,11 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
-from numpy.typing import NDArray
 
 from tuners.actions import Decision, Push
 
 __all__ = ["Decided", "Decider"]
+
+_MOST_NODES = 512
+"""For more, a compiled program is faster."""
 
 _Decide: TypeAlias = Callable[[Any, Push], tuple[Any, Decision]]
 
@@ -28,10 +34,10 @@ _Decide: TypeAlias = Callable[[Any, Push], tuple[Any, Decision]]
 class Decided(NamedTuple):
     """The part of a `Decision` that live servers follow, and the policy's next state."""
 
-    state: Any
+    state: Any  # arrays
     accept: bool
     step: bool  # of meaning only where gradients are grouped
-    release: NDArray[np.bool_]  # [k]
+    release: Sequence[bool]  # [k]
 
 
 class Decider:
@@ -39,28 +45,41 @@ class Decider:
 
     def __init__(self, decide: _Decide, state: Any, nodes: int, *, groups: bool = True) -> None:
         """`groups`: gradients wait until the policy closes their group. Otherwise each is a step, whatever it says."""
-        self._state, (self._leaves, self._structure) = state, jax.tree.flatten(state)
-        self._decide, kinds = decide, tuple((leaf.shape, leaf.dtype) for leaf in self._leaves)
-        self._steps = _steps_of(decide, self._structure, kinds, nodes, groups)
+        self._state, (self._arrays, self._structure) = state, jax.tree.flatten(state)
+        self._decide, kinds = decide, tuple((leaf.shape, leaf.dtype) for leaf in self._arrays)
+        self._values = list(map(_plain, self._arrays))
+        self._steps = _steps_of(decide, self._structure, kinds, nodes, groups) if nodes <= _MOST_NODES else None
 
     @property
-    def uses_numpy(self) -> bool:
-        """Whether it decides without JAX."""
-        return self._steps is not None
+    def needs_jax(self) -> bool:
+        """Whether it decides by a compiled program."""
+        return self._steps is None
 
     def __call__(self, state: Any, push: Push) -> Decided:
-        """The decision about a push. Nobody may write to the arrays of `push` and `state` later."""
+        """The decision about a push, whose scalars and vectors are NumPy's or plain. Nobody may write to the arrays of
+        `state`."""
         if self._steps is None:
             return _by_jax(self._decide, state, push)
         if state is not self._state:
-            self._state, self._leaves = state, jax.tree.leaves(state)
-        leaves = self._leaves
-        *new, accept, step, release = self._steps.run(
-            (*leaves, push.worker, push.clocks, push.waiting, push.active, push.staleness)
-        )
-        if not all(map(is_, new, leaves)):
-            self._state, self._leaves = jax.tree.unflatten(self._structure, new), new
+            self._take(state, jax.tree.leaves(state))
+        values = self._values
+        whole = push.worker, push.clocks, push.waiting, push.active, push.staleness
+        *new, accept, step, release = self._steps.run((*values, *map(_plain, whole)))
+        if not all(map(is_, new, values)):
+            arrays = [
+                array if now is before else np.asarray(now, array.dtype)
+                for array, before, now in zip(self._arrays, values, new, strict=True)
+            ]
+            self._state, self._arrays, self._values = jax.tree.unflatten(self._structure, arrays), arrays, new
         return Decided(self._state, bool(accept), bool(step), release)
+
+    def _take(self, state: Any, arrays: list[Any]) -> None:
+        self._state, self._arrays, self._values = state, arrays, list(map(_plain, arrays))
+
+
+def _plain(value: Any) -> Any:
+    """A number or a list of numbers."""
+    return value if isinstance(value, (int, list)) else np.asarray(value).tolist()
 
 
 # ---------------------------------------------------------------------------------------------------------- compiled by JAX
@@ -93,15 +112,15 @@ def _by_jax(decide: _Decide, state: Any, push: Push) -> Decided:
     first = push.seconds, push.loss, push.loss_before, push.loss_after, push.worker, push.staleness
     row = np.concatenate([np.array(first, float), push.clocks, push.waiting, push.active])
     state, packed = _compiled(decide)(state, row)
-    accept, step, *_ = found = np.asarray(packed)
-    return Decided(state, bool(accept), bool(step), found[2:])
+    accept, step, *release = np.asarray(packed).tolist()
+    return Decided(state, accept, step, release)
 
 
-# ----------------------------------------------------------------------------------------------------------------- in NumPy
+# -------------------------------------------------------------------------------------------------------------- in plain Python
 
 
 class _NeedsJax(Exception):
-    """A policy calculates something that is not done in NumPy here."""
+    """A policy calculates something that is not done in Python here."""
 
 
 _Pick: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -157,7 +176,7 @@ class _Steps:
         return [number(v) for v in traced.jaxpr.outvars]
 
     def _constant(self, value: Any) -> int:
-        self._others.append(np.asarray(value)[()])
+        self._others.append(np.asarray(value).tolist())
         return self._given + len(self._others) - 1
 
     def _step(self, function: Callable[..., Any], arguments: list[int]) -> int:
@@ -171,55 +190,106 @@ class _Steps:
         return result
 
 
-_SAME: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "neg": np.negative,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
+_COMPARED: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
 }
-_REDUCED: dict[str, np.ufunc] = {
-    "reduce_sum": np.add,
-    "reduce_min": np.minimum,
-    "reduce_max": np.maximum,
-    "reduce_and": np.bitwise_and,
-    "reduce_or": np.bitwise_or,
+_COUNTED: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
 }
+"""Their results can be too large for their type."""
+
+_REDUCED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("reduce_sum", "i"): sum,
+    ("reduce_min", "i"): min,
+    ("reduce_max", "i"): max,
+    ("reduce_and", "b"): all,
+    ("reduce_or", "b"): any,
+}
+"""By name and kind of number."""
 
 
 def _function(equation: Any) -> Callable[..., Any]:
-    """An operation that JAX has traced, in NumPy. Raises _NeedsJax if it is not one of those that give the same bits."""
-    name, given, made = equation.primitive.name, equation.params, equation.outvars[0].aval
-    if any(v.aval.dtype.kind not in "bi" for v in (*equation.invars, *equation.outvars)):
+    """An operation that JAX has traced, on numbers and lists of numbers. Raises _NeedsJax if it is not one of those that
+    give the same result."""
+    name, made = equation.primitive.name, equation.outvars[0].aval
+    kinds: list[Any] = [v.aval for v in equation.invars]
+    if any(kind.dtype.kind not in "bi" or kind.ndim > 1 or 0 in kind.shape for kind in (*kinds, made)):
         raise _NeedsJax
-    if name in _SAME:
-        return _SAME[name]
-    if name in _REDUCED:
-        return lambda x, of=_REDUCED[name], axes=given["axes"], kind=made.dtype: of.reduce(x, axes, kind)
-    if name == "select_n" and len(equation.invars) == 3 and equation.invars[0].aval.dtype == bool:
-        return lambda which, no, yes: np.where(which, yes, no)
+    many = [kind.ndim == 1 for kind in kinds]
+    if name in _COMPARED:
+        return _each(_COMPARED[name], many)
+    if name in _COUNTED and made.dtype.kind == "i":
+        return _fitting(_each(_COUNTED[name], many), made)
+    if name == "not":
+        return _each(operator.not_ if made.dtype.kind == "b" else operator.invert, many)
+    if (name, made.dtype.kind) in _REDUCED and many == [True] and made.ndim == 0:
+        return _fitting(sum, made) if name == "reduce_sum" else _REDUCED[name, made.dtype.kind]
+    if name == "select_n" and len(kinds) == 3 and kinds[0].dtype.kind == "b":
+        return _chosen_each if many[0] else _chosen
     if name == "convert_element_type":
-        return lambda x, kind=made.dtype: x.astype(kind)
-    if name == "broadcast_in_dim" and not equation.invars[0].aval.shape:
-        return lambda x, shape=made.shape: np.full(shape, x)
-    if name == "iota" and len(made.shape) == 1:
-        return lambda size=made.shape[0], kind=made.dtype: np.arange(size, dtype=kind)
+        return _fitting(_each(bool if made.dtype.kind == "b" else int, many), made)
+    if name == "broadcast_in_dim" and many == [False]:
+        return (lambda x, size=made.shape[0]: [x] * size) if made.ndim else lambda x: x
+    if name == "iota" and made.ndim == 1 and made.dtype.kind == "i":
+        return lambda size=made.shape[0]: list(range(size))
     raise _NeedsJax
+
+
+def _each(function: Callable[..., Any], many: Sequence[bool]) -> Callable[..., Any]:
+    """The function on each element of those arguments that are lists."""
+    if not any(many):
+        return function
+    if all(many):
+        return lambda *lists: list(map(function, *lists))
+    if many[0]:
+        return lambda x, y: list(map(function, x, repeat(y)))
+    return lambda x, y: list(map(function, repeat(x), y))
+
+
+def _fitting(function: Callable[..., Any], made: Any) -> Callable[..., Any]:
+    """The function, whose result wraps around as a number, or numbers, of that type and shape."""
+    if made.dtype.kind == "b":
+        return function
+    bound = 1 << 8 * made.dtype.itemsize - 1
+
+    def fitted(x: int) -> int:
+        wrapped: int = (x + bound) % (2 * bound) - bound
+        return wrapped
+
+    def one(*given: Any) -> int:
+        found: int = function(*given)
+        return found if -bound <= found < bound else fitted(found)
+
+    def several(*given: Any) -> list[int]:
+        found: list[int] = function(*given)
+        return found if -bound <= min(found) and max(found) < bound else list(map(fitted, found))
+
+    return several if made.ndim else one
+
+
+def _chosen(which: bool, no: Any, yes: Any) -> Any:
+    return yes if which else no
+
+
+def _chosen_each(which: list[bool], no: list[Any], yes: list[Any]) -> list[Any]:
+    return [y if w else n for w, n, y in zip(which, no, yes, strict=True)]
 
 
 @cache
 def _steps_of(decide: _Decide, structure: Any, leaves: tuple[Any, ...], nodes: int, groups: bool) -> _Steps | None:
-    """`decide` for a state of these leaves (shape, type) in NumPy; None if it needs JAX.
+    """`decide` for a state of these leaves (shape, type) in plain Python; None if it needs JAX.
 
     Takes the state's leaves, then worker, clocks, waiting, active, staleness; returns the next leaves, then accept, step,
     release.
