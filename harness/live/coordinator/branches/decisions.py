@@ -116,7 +116,7 @@ def _by_jax(decide: _Decide, state: Any, push: Push) -> Decided:
     return Decided(state, accept, step, release)
 
 
-# -------------------------------------------------------------------------------------------------------------- in plain Python
+# ---------------------------------------------------------------------------------------------------------- in plain Python
 
 
 class _NeedsJax(Exception):
