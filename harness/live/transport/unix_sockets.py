@@ -158,6 +158,8 @@ class UnixSockets:
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
         self._arrived: deque[tuple[str, Sequence[Buffer]]] = deque()
+        # Of the longest packet: to have memory of that size for each, and give most of it back, takes longer than a copy.
+        self._packet = memoryview(bytearray(_PACKET_BYTES))
 
     # --------------------------------------------------------------------------------------------------------------- send
 
@@ -241,7 +243,7 @@ class UnixSockets:
 
     def _read(self, line: _LineIn) -> None:
         try:
-            packet = line.socket.recv(_PACKET_BYTES)
+            packet = bytes(self._packet[: line.socket.recv_into(self._packet)])
         except BlockingIOError:
             return
         except OSError:
