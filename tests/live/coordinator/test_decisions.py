@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from harness.live.coordinator.branches import decisions
 from harness.live.coordinator.branches.decisions import Decider
 from tuners import policies
 from tuners.actions import Decision, Push, SyncPolicy
@@ -45,6 +46,18 @@ def _decide_in_turn(state: Any, push: Push) -> tuple[Any, Decision]:
     return (push.clocks, push.waiting), Decision(release=push.waiting & (push.clocks <= state[0]) | state[1])
 
 
+def _decide_beyond(state: Any, push: Push) -> tuple[Any, Decision]:
+    """Counts beyond what its types hold, in every way that needs no JAX."""
+    total, small = state
+    total = total * 1_000_003 + jnp.sum(push.clocks * (1 << 29)) - push.worker
+    small = small + push.staleness.astype(jnp.int8) * jnp.int8(100)
+    far = -(push.clocks - total) >= jnp.minimum(~total, push.clocks.astype(jnp.int8) - jnp.max(push.clocks))
+    near = jnp.where(push.waiting, push.clocks, total) != jnp.where(total > 0, push.clocks, push.clocks + total)
+    release = push.waiting & (far | near)
+    return (total, small), Decision(release=release, accept=jnp.all(near) | (small < 0), step=total.astype(bool))
+
+
+BEYOND = SyncPolicy("beyond", lambda _: (np.asarray(2**31 - 1, np.int32), np.asarray(-128, np.int8)), _decide_beyond)
 BY_LOSS = SyncPolicy("by loss", lambda _: _Best(np.asarray(np.inf)), _decide_by_loss)
 IN_TURN = SyncPolicy("in turn", lambda a: (np.zeros(a.shape, np.int32), np.zeros(a.shape, bool)), _decide_in_turn)
 
@@ -65,7 +78,7 @@ def pushes(seed: int, count: int) -> list[Push]:
     return made
 
 
-@pytest.mark.parametrize("policy", [*COUNTING, *OTHERS, BY_LOSS, IN_TURN], ids=lambda p: p.name)
+@pytest.mark.parametrize("policy", [*COUNTING, *OTHERS, BY_LOSS, IN_TURN, BEYOND], ids=lambda p: p.name)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_decisions_are_those_of_the_compiled_policy(policy: SyncPolicy, seed: int) -> None:
     active = pushes(seed, 1)[0].active
@@ -99,10 +112,22 @@ def test_without_groups_all_but_the_step_is_decided_alike(policy: SyncPolicy) ->
             assert np.array_equal(leaf, same)
 
 
-@pytest.mark.parametrize("policy", [*COUNTING, IN_TURN], ids=lambda p: p.name)
+@pytest.mark.parametrize("policy", [*COUNTING, IN_TURN, BEYOND], ids=lambda p: p.name)
 def test_a_policy_that_counts_needs_no_program(policy: SyncPolicy) -> None:
     state = jax.tree.map(np.asarray, policy.init(np.ones(NODES, bool)))
     assert not Decider(policy.decide, state, NODES).needs_jax
+
+
+def test_for_many_nodes_every_policy_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "_MOST_NODES", NODES - 1)
+    policy, push = policies.ssp(2), pushes(0, 1)[0]
+    state = jax.tree.map(np.asarray, policy.init(push.active))
+    many = Decider(policy.decide, state, NODES)
+    assert many.needs_jax
+    monkeypatch.undo()
+    few = Decider(policy.decide, state, NODES)
+    assert not few.needs_jax
+    assert list(many(state, push).release) == list(few(state, push).release)
 
 
 def test_a_policy_that_calculates_with_losses_is_compiled() -> None:

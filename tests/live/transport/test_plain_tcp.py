@@ -116,6 +116,17 @@ def test_large_arrays_are_received_in_memory_of_their_own(ends):
         np.testing.assert_array_equal(each, array)
 
 
+def test_a_message_stays_as_it_is_when_others_come(ends):
+    one, other = ends(), ends()
+    kept = []
+    for letter in (b"a", b"b", b"c"):
+        one.send("1", [letter * 1000])
+        while (message := other.receive(0.01)) is None:
+            assert one.receive(0.0) is None
+        kept.append(message.frames[0])
+    assert [bytes(frame) for frame in kept] == [b"a" * 1000, b"b" * 1000, b"c" * 1000]
+
+
 def test_several_send_to_one(ends):
     one, two, other = ends(), ends(), ends()
     for i in range(50):

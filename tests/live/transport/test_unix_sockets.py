@@ -79,6 +79,18 @@ def test_messages_of_any_size_arrive_in_order(ends):
     assert nothing_comes(other)
 
 
+def test_a_message_stays_as_it_is_when_others_come(ends):
+    one, other = ends(), ends()
+    connected(one, other)
+    kept = []
+    for letter in (b"a", b"b", b"c"):
+        one.send("other", [letter * 1000])
+        while (found := other.take()) is None:
+            other.wait(SOON)
+        kept.append(found[1][0])
+    assert [bytes(frame) for frame in kept] == [b"a" * 1000, b"b" * 1000, b"c" * 1000]
+
+
 def test_a_peer_that_does_not_read_costs_messages_and_no_time(ends, monkeypatch):
     monkeypatch.setattr(unix_sockets, "_WAITING_PACKETS", 3)
     one, other = ends(), ends()
