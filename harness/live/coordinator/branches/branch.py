@@ -224,11 +224,13 @@ class CoordinatorBranch:
     def begin(self, worker: int, number: int, seconds: float, after: int) -> Cycle:
         """A worker begins its next mini-batch, or repeats the one that it was at when the branch was paused."""
         again = self.busy.get(worker)
+        begun: int = self.begun.item(worker)
         if again is None:
-            self.begun[worker] += 1
+            begun += 1
+            self.begun[worker] = begun
         self.due.discard(worker)
-        wait = seconds - self.waiting_since_seconds[worker] if again is None else again.wait_seconds
-        self.busy[worker] = Cycle(number, int(self.begun[worker]) - 1, seconds, float(wait), after)
+        wait = seconds - self.waiting_since_seconds.item(worker) if again is None else again.wait_seconds
+        self.busy[worker] = Cycle(number, begun - 1, seconds, wait, after)
         self.staleness.pop(worker, None)
         return self.busy[worker]
 
@@ -286,7 +288,9 @@ class CoordinatorBranch:
     def _decide(self, facts: PushFacts, staleness: int) -> tuple[Decided, list[int]]:
         worker, cycle = facts.worker, self.busy[facts.worker]
         self.give_up(worker, facts.seconds)  # first: the policy sees this worker among those that wait
-        self.clocks[worker] += 1
+        clocks: list[int] = self.clocks.tolist()
+        clocks[worker] += 1
+        self.clocks[worker] = clocks[worker]
         active: list[bool] = self.active.tolist()
         waiting = active.copy()
         for other in self.busy:
@@ -295,7 +299,7 @@ class CoordinatorBranch:
             waiting[other] = False
         push = Push(
             worker=worker,
-            clocks=self.clocks.tolist(),
+            clocks=clocks,
             waiting=waiting,
             active=active,
             seconds=facts.seconds,
@@ -315,7 +319,7 @@ class CoordinatorBranch:
 
     def _count(self, facts: PushFacts, cycle: Cycle, staleness: int) -> None:
         self.pushes += 1
-        self.samples += int(self.shards.samples[facts.worker])
+        self.samples += self.shards.samples.item(facts.worker)
         spent = facts.seconds - cycle.released_seconds - facts.pull_seconds - facts.compute_seconds
         self.rows.append(
             (

@@ -61,7 +61,8 @@ class Decider:
         if self._steps is None:
             return _by_jax(self._decide, state, push)
         if state is not self._state:
-            self._take(state, jax.tree.leaves(state))
+            self._state, self._arrays = state, jax.tree.leaves(state)
+            self._values = list(map(_plain, self._arrays))
         values = self._values
         whole = push.worker, push.clocks, push.waiting, push.active, push.staleness
         *new, accept, step, release = self._steps.run((*values, *map(_plain, whole)))
@@ -72,9 +73,6 @@ class Decider:
             ]
             self._state, self._arrays, self._values = jax.tree.unflatten(self._structure, arrays), arrays, new
         return Decided(self._state, bool(accept), bool(step), release)
-
-    def _take(self, state: Any, arrays: list[Any]) -> None:
-        self._state, self._arrays, self._values = state, arrays, list(map(_plain, arrays))
 
 
 def _plain(value: Any) -> Any:

@@ -74,7 +74,7 @@ class Releases:
             # Who goes by the release that it has needs no other one: that saves a message in most cycles.
             holds = sent is not None and sent.holds(branch, oldest - 1, self._slowdown(worker))
             terms = sent.release.cycle if sent is not None and holds else number
-            made.append(NextCycle(name, number, int(branch.begun[worker]), terms, seconds))
+            made.append(NextCycle(name, number, branch.begun.item(worker), terms, seconds))
         return tuple(made)
 
     def release(
