@@ -49,7 +49,7 @@ def _decide_in_turn(state: Any, push: Push) -> tuple[Any, Decision]:
 def _decide_beyond(state: Any, push: Push) -> tuple[Any, Decision]:
     """Counts beyond what its types hold, in every way that needs no JAX."""
     total, small = state
-    total = total * 1_000_003 + jnp.sum(push.clocks * (1 << 29)) - push.worker
+    total = total * 1_000_003 + jnp.sum(push.clocks * (1 << 29), dtype=jnp.int32) - push.worker
     small = small + push.staleness.astype(jnp.int8) * jnp.int8(100)
     far = -(push.clocks - total) >= jnp.minimum(~total, push.clocks.astype(jnp.int8) - jnp.max(push.clocks))
     near = jnp.where(push.waiting, push.clocks, total) != jnp.where(total > 0, push.clocks, push.clocks + total)
