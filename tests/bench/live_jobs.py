@@ -88,6 +88,8 @@ class LiveJob:
         return sum(_cpu_seconds(pid) for pid in descendants(os.getpid()) if _command(pid).startswith("ray::"))
 
     def model(self) -> NDArray[np.float32]:
+        """The parameters. What the servers had of a push when the job was told to rest may have been counted since."""
+        self.pushes += len(self.coordinator.poll().reports[0].rows)
         index = self.coordinator.snapshot(save=True)
         self._until(lambda: self.coordinator.durable >= index)
         saved: NDArray[np.float32] = self.coordinator.saved(index)[0]["parameters"]
