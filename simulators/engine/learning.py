@@ -424,13 +424,17 @@ def _form(model: LearningProgram, inputs: EngineInputs, parameters: Any) -> Kept
     if not model.rows or inputs.local_steps.shape[0]:
         return None
     leaves, tree = jax.tree.flatten(parameters)
-    return _cached_form(model, tree, tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves))
+    return _cached_form(model, tree, _shapes(leaves))
 
 
 @cache
 def _cached_form(model: LearningProgram, tree: Any, leaves: _Shapes) -> KeptForm:
     parameters, rows = jax.tree.unflatten(tree, list(map(_shaped, leaves))), tuple(map(_shaped, model.rows))
     return kept_form(_differentiated(model), parameters, rows, _shaped(((), "int32")))
+
+
+def _shapes(leaves: list[Any]) -> _Shapes:
+    return tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
 
 
 def _shaped(array: tuple[tuple[int, ...], str]) -> jax.ShapeDtypeStruct:
@@ -447,7 +451,7 @@ def flops(model: LearningProgram, data: TrainingData, parameters: Any) -> float:
     tell."""
     leaves, tree = jax.tree.flatten(parameters)
     rows = batch_shapes(data.train, model.batch)
-    return _cached_flops(model, tree, tuple((np.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves), rows)
+    return _cached_flops(model, tree, _shapes(leaves), rows)
 
 
 @cache
