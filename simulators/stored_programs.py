@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -50,6 +51,8 @@ which is faster still, a program of `boat-digits` makes other bytes."""
 _MOST_SIMPLE_BYTES = 2**20
 """Of results, up to which code is simple. With 32 workers, a push of a model of 650 parameters takes as long as else, one of
 204,000 (28 MB) a quarter more."""
+
+_UNKNOWN = re.compile("No such compile option: '([^']+)'")
 
 _MOST_PROGRAMS = 256
 """That a function keeps in memory. A job has a few; a process with more than these reads some of them again."""
@@ -171,9 +174,15 @@ def _compiled(lowered: Any, options: dict[str, Any]) -> Any:
     """The program, which JAX has lowered, as machine code."""
     results_bytes = sum(made.size * made.dtype.itemsize for made in jax.tree.leaves(lowered.out_info))
     if results_bytes <= _MOST_SIMPLE_BYTES:
-        with suppress(jax.errors.JaxRuntimeError):  # a version of XLA that does not know one of the options
-            return lowered.compile(_SIMPLE_CODE | options)
-    return lowered.compile(options)
+        options = _SIMPLE_CODE | options
+    while True:
+        try:
+            return lowered.compile(options)
+        except jax.errors.JaxRuntimeError as error:  # perhaps a version of XLA that does not know one of the options
+            unknown = _UNKNOWN.search(str(error))
+            if unknown is None or unknown[1] not in options:
+                raise
+            options = {name: value for name, value in options.items() if name != unknown[1]}
 
 
 def _shape(leaf: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import os
 
 # Gaussian processes are many small products. With threads, these take seven times as long on a busy machine (measured).
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also where JAX finds an accelerator; the benchmarks may be told to use it
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
 from hypothesis import settings

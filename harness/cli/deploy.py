@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -101,6 +102,8 @@ def _deploy(options: argparse.Namespace) -> int:
     starts = options.live and not options.dry_run
     if starts:
         print("Loading JAX, Ray and the job.", flush=True)  # rich and the rest take seconds to import
+        # The driver computes on its CPU whatever is chosen: workers find accelerators themselves, and need their memory.
+        os.environ["JAX_PLATFORMS"] = "cpu"
     _check(options)
     if not starts:
         return _show_plan(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -87,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the process ends with this command
         sys.stdout, sys.stderr = map(standard_output.lasting, (sys.stdout, sys.stderr))
         collect_garbage_rarely()
+        # As processes that play runs do: the same bytes everywhere, and an accelerator's memory is left to who asks for it.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
         atexit.register(gc.freeze)
     parser = _parser()

@@ -209,10 +209,17 @@ def test_simple_code_computes_the_same_bytes():
     assert [np.asarray(a).tobytes() for a in simple] == [np.asarray(a).tobytes() for a in default]
 
 
-def test_a_version_of_xla_without_that_option_compiles(monkeypatch):
+def test_a_version_of_xla_that_does_not_know_some_options_has_the_others(monkeypatch):
+    """One of those that were all left out lets small models be compiled as one function, also in later versions."""
+    compile_, options = jax.stages.Lowered.compile, []
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda self, *given: options.append(*given) or compile_(self, *given))
     monkeypatch.setattr(stored_programs, "_store", None)
-    monkeypatch.setattr(stored_programs, "_SIMPLE_CODE", {"xla_cpu_no_such_option": False})
-    assert np.asarray(fresh()((3,), WORDS)).tobytes() == EXPECTED.tobytes()
+    known, unknown = {"xla_cpu_parallel_codegen_split_count": 1}, {"xla_cpu_no_such": False, "xla_gone_too": 1}
+    monkeypatch.setattr(stored_programs, "_SIMPLE_CODE", known | unknown)
+    small = {"xla_cpu_experimental_ynn_fusion_type": ""}
+    program = StoredProgram(lambda count, x: count * x, options=lambda *_: small | {"xla_none_such": ""})
+    assert float(program(2, np.float32(3.0))) == 6.0
+    assert options[-1] == known | small
 
 
 def test_code_of_others_is_not_stored(store):

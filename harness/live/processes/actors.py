@@ -128,7 +128,9 @@ class ProcessSpec:
 class _MemberActor:
     """A server, a worker or an evaluator. Ray's call `run` ends when the process does: so its death is noticed."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerated: bool) -> None:
+        if not accelerated:  # Ray hides no device from a process that has asked for none
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.inbox: Inbox = queue.SimpleQueue()
 
     def run(self, process: ProcessSpec) -> None:
@@ -140,14 +142,17 @@ class _MemberActor:
 
     @ray.method(concurrency_group="inbox")
     def devices(self) -> str:
-        """The accelerators that it may use, as CUDA numbers them; for who looks for the reason of a wrong one."""
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        """The accelerators that it sees, as CUDA numbers them; for who looks for the reason of a wrong one."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 
 class _CoordinatorActor:
     """The coordinator's process. When Ray restarts it, it continues from the journal in `folder`."""
 
     def __init__(self, job: LiveJob, endpoint: Endpoint, folder: Path, silent_seconds: float) -> None:
+        from harness.live.processes.host import choose_device
+
+        choose_device(accelerated=False)
         from harness.live.processes.coordinator_process import CoordinatorProcess, last_port
         from harness.live.transport.zeromq import KeyPair
 

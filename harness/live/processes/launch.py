@@ -326,9 +326,9 @@ class JobProcesses:
             self._lost.pop(name, None)
             strategy = _here() if name == EVALUATOR else self._rooms.strategy(node_of(name))
             # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
-            gpus = int(self._accelerates(name))
-            options = {"name": self._endpoint(name).actor, "scheduling_strategy": strategy, "num_gpus": gpus}
-            self._actors[name] = member_actor.options(**options).remote()
+            accelerated = self._accelerates(name)
+            options = {"name": self._endpoint(name).actor, "scheduling_strategy": strategy, "num_gpus": int(accelerated)}
+            self._actors[name] = member_actor.options(**options).remote(accelerated)
         for name in names:
             self.coordinator.expect(name, self._generations[name])
             run = self._actors[name].run.remote(self._process_spec(name, self._endpoint(name)))

@@ -34,6 +34,22 @@ def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)  # noqa: S603
 
 
+CHOSEN = """
+import os
+from harness.cli.main import main
+main()
+print(os.environ.get("JAX_PLATFORMS"))
+"""
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [({}, "cpu"), ({"JAX_PLATFORMS": "cuda"}, "cuda")], ids=["unasked", "asked"])
+def test_a_command_computes_on_the_cpu_unless_it_is_asked_to_use_a_device(asked: dict[str, str], chosen: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"} | {"PYTHONPATH": str(ROOT)} | asked
+    command = [sys.executable, "-c", CHOSEN, "list"]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=100)  # noqa: S603
+    assert made.stdout.split()[-1] == chosen
+
+
 AT_THE_END = """
 import atexit, gc, sys
 from harness.cli.main import main

@@ -71,6 +71,13 @@ def test_a_job_needs_nothing_but_its_folder(here, machine, more):
     assert (here / "out" / "checkpoint.safetensors").exists()
 
 
+def test_only_workers_with_a_device_compute_on_one(here):
+    """The user asks for CUDA, which is not here: whoever chose to compute on it would fail."""
+    made = shell(f"export JAX_PLATFORMS=cuda\n{JOB} --tuner asp")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "target after" in made.stdout
+
+
 # A home, and what Python and this project need, for a user who may not enter root's home. He sees no process but his own.
 NOBODY = f"""
 mount -t tmpfs -o mode=755 none /mnt

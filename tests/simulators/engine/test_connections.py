@@ -15,7 +15,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions
 from simulators.engine import changes, connections, loop, timing
 from simulators.workloads.workload import Demand
-from tests.bench import unlike_servers
+from tests.bench.tables import unlike_servers
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import KNOBS, MODEL, NAMES, assert_same_bytes, branch, job, machine, start, system, together
 from tuners.actions import Reconfigure, Run, Setting
@@ -121,7 +121,7 @@ def test_a_job_may_change_between_alike_and_other_servers():
 
 
 def test_only_asynchronous_cycles_are_longer_where_a_server_has_two_thirds_of_the_model():
-    """With links of one rate, `tests.bench.unlike_servers` says 26 %, and -0.4 % at a barrier."""
+    """With links of one rate, `tests.bench.tables.unlike_servers` says 26 %, and -0.4 % at a barrier."""
     case = unlike_servers.CASES[0]
     asynchronous, at_barriers = (unlike_servers.longer(case, 3, policy, 1.0, seeds=(1,)) for policy in ("asp", "bsp"))
     assert asynchronous > 15

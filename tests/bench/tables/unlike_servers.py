@@ -1,4 +1,4 @@
-"""How much longer cycles are where flows to unlike servers end by themselves: `python -m tests.bench.unlike_servers`.
+"""How much longer cycles are where flows to unlike servers end by themselves: `python -m tests.bench.tables.unlike_servers`.
 
 Simulated time, so the table is the same on every machine. Rows are of servers, columns of the time that a mini-batch
 computes, in pulls that a worker does alone over a link as fast as the first server's; of each, cycles with two, three and

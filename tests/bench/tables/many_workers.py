@@ -1,6 +1,6 @@
 """Prints what a push costs in clusters of 8 to 8,192 workers, and the memory that the engine's state takes.
 
-python -m tests.bench.many_workers
+python -m tests.bench.tables.many_workers
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Tables that READMEs show: each module prints one, with `python -m`."""
