@@ -23,7 +23,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from harness.scenario import embedded
-from reports.verdicts.conclusions import Answer, few, undecided_opening
+from reports.verdicts.conclusions import WORDS, Answer, few, undecided_opening
 from reports.verdicts.numbers import percent, quantity, relative
 from reports.verdicts.statistics import (
     LEVEL,
@@ -87,6 +87,11 @@ class Arenas:
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
     absent: dict[str, str]  # tuners that are not ranked, and why: their runs are another's, or they apply to no arena
     of_cost: tuple[str, ...] = ()  # arenas that minimise USD: their cost is what is compared
+
+    @property
+    def minimise(self) -> str:
+        """What words are of: "usd" where all arenas minimise it, else "seconds"."""
+        return "usd" if self.of_cost == self.arenas else "seconds"
 
 
 _DRAWN = re.compile(r"(.+)-v\d+-\d+")
@@ -295,7 +300,7 @@ def answer(found: Arenas) -> Answer:
     ahead = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "ahead"]
     interval = "" if math.isnan(row["ratio_low"]) else f" ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
     if leader == found.base:  # fixed itself, where the oracle was not run
-        after = f": no tuner is faster over {where}; it is"
+        after = f": no tuner is {WORDS[found.minimise].better} over {where}; it is"
     else:
         after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
         after += ","
@@ -307,7 +312,7 @@ def answer(found: Arenas) -> Answer:
     elif REFERENCE in close:
         better, worse = _apart_from_reference(found.rows)
         sides = ["faster" if t in better else "slower" if t in worse else "" for t in found.rows["tuner"]]
-        before = undecided_opening(found.rows["tuner"], sides, "usd" if found.of_cost == found.arenas else "seconds")
+        before = undecided_opening(found.rows["tuner"], sides, found.minimise)
     else:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
@@ -327,11 +332,11 @@ def answer(found: Arenas) -> Answer:
 
 def sentences(found: Arenas) -> list[str]:
     """How the first line was found, and which tuners are left out."""
-    n = len(found.arenas)
+    n, words = len(found.arenas), WORDS[found.minimise]
     said = [
-        f"Each arena counts once, by the mean over its seeds. Times are {_relative_to(found)}; means are of logarithms, "
-        "with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank test says so at 5 %, "
-        f"corrected by Holm over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
+        f"Each arena counts once, by the mean over its seeds. {words.what.capitalize()}s are {_relative_to(found)}; means "
+        "are of logarithms, with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank "
+        f"test says so at 5 %, corrected by Holm over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
     ]
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
@@ -350,9 +355,9 @@ def sentences(found: Arenas) -> list[str]:
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
         said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
-    for word, mine in zip(("Faster", "Slower"), _apart_from_reference(found.rows), strict=True):
+    for word, mine in zip((words.better, words.worse), _apart_from_reference(found.rows), strict=True):
         if mine:
-            said.append(f"{word} than {REFERENCE} in the arenas that both apply to: {', '.join(mine)}.")
+            said.append(f"{word.capitalize()} than {REFERENCE} in the arenas that both apply to: {', '.join(mine)}.")
     why: dict[str, list[str]] = {}
     for tuner, reason in found.absent.items():
         why.setdefault(reason, []).append(tuner)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOTHING_TO_TUNE",
+    "WORDS",
     "Answer",
     "against_reference",
     "answer",
@@ -46,7 +47,7 @@ class Answer(NamedTuple):
         return f"{self.before}{self.tuner}{self.after}"
 
 
-class _Words(NamedTuple):
+class Words(NamedTuple):
     """What a scenario minimises, in words."""
 
     what: str
@@ -54,7 +55,7 @@ class _Words(NamedTuple):
     worse: str
 
 
-_WORDS = {"seconds": _Words("time", "faster", "slower"), "usd": _Words("cost", "cheaper", "dearer")}
+WORDS = {"seconds": Words("time", "faster", "slower"), "usd": Words("cost", "cheaper", "dearer")}
 
 
 def answer(rows: pl.DataFrame) -> Answer:
@@ -87,7 +88,7 @@ def answer(rows: pl.DataFrame) -> Answer:
     undecided = REFERENCE in close  # whether to tune at all
     sides = [side_of_reference(r) for r in contestants.iter_rows(named=True)]
     if leader["tuner"] == REFERENCE:
-        before, why = "Keep ", f" No tuner is {_WORDS[leader['minimise']].better}."
+        before, why = "Keep ", f" No tuner is {WORDS[leader['minimise']].better}."
     elif undecided:
         before, why = undecided_opening(contestants["tuner"], sides, str(leader["minimise"])), ""
     else:
@@ -108,7 +109,7 @@ def answer(rows: pl.DataFrame) -> Answer:
 def undecided_opening(tuners: Iterable[str], sides: Sequence[str], minimise: str = "seconds") -> str:
     """How the answer begins where the leader is not told apart from the reference, up to the leader's name. `sides` says of
     each tuner whether it is "faster" or "slower" than the reference; "" where tests do not tell."""
-    words = _WORDS[minimise]
+    words = WORDS[minimise]
     if better := [t for t, side in zip(tuners, sides, strict=True) if side == "faster"]:
         said = f"{words.better.capitalize()} than {REFERENCE}: {few(better)}"
     elif "slower" in sides:
@@ -158,7 +159,7 @@ def against_reference(rows: pl.DataFrame) -> list[str]:
     untimed = [r for r in others if r["failed"] == r["runs"]]
     timed = [r for r in others if r not in untimed]
     sentences = []
-    words = _WORDS[rows["minimise"][0]]
+    words = WORDS[rows["minimise"][0]]
     for word, side in ((words.better.capitalize(), "faster"), (words.worse.capitalize(), "slower")):
         found = [r for r in timed if side_of_reference(r) == side]
         if found:

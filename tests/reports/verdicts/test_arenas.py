@@ -141,14 +141,17 @@ def test_the_first_line_denies_no_difference_to_fixed_that_a_sentence_tells():
 )
 def test_arenas_that_minimise_cost_are_said_to(count, said):
     rows = [
-        score_row(name, tuner, 0, 9.0, usd=usd, minimise="usd" if i < count else "seconds")
+        score_row(name, tuner, 0, seconds, usd=usd, minimise="usd" if i < count else "seconds")
         for i, name in enumerate(NAMES)
-        for tuner, usd in (("fixed", 2.0), ("x", 1.0))
+        for tuner, seconds, usd in (("fixed", 9.0, 2.0), ("x", 8.0, 1.0))
     ]
     found = arenas_of(frames(rows), NAMES)
     assert len(found.of_cost) == count
     assert sum(" USD count in place of time" in s for s in sentences(found)) == bool(count)
     assert any(s.startswith(said) for s in sentences(found))
+    said_better, what = ("Cheaper than fixed", "Costs are") if count == 12 else ("Faster than fixed", "Times are")
+    assert f"{said_better} in the arenas that both apply to: x." in sentences(found)
+    assert what in sentences(found)[0]
 
 
 def test_the_leader_is_best_against_each_of_the_others_that_may_lead():
