@@ -361,10 +361,10 @@ def sentences(found: Arenas) -> list[str]:
     why: dict[str, list[str]] = {}
     for tuner, reason in found.absent.items():
         why.setdefault(reason, []).append(tuner)
-    for words, same in (("Left out", True), ("Not applicable in any arena", False)):
+    for left, same in (("Left out", True), ("Not applicable in any arena", False)):
         each = [f"{', '.join(tuners)} ({reason})" for reason, tuners in why.items() if reason.startswith(_SAME) == same]
         if each:
-            said.append(f"{words}: {'; '.join(each)}.")
+            said.append(f"{left}: {'; '.join(each)}.")
     said.append(
         "These arenas are draws of one family: for other arenas of it the same is expected, for other families nothing."
         if all(_is_drawn(name) for name in found.arenas) and found.family
