@@ -179,6 +179,14 @@ class Setting:
         """Mini-batches of `worker` between its pull and its push."""
         return dict(self.node_steps).get(worker, self.local_steps)
 
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether every worker waits for all others after each push: under "bsp", "ssp" with staleness 0, or a "quorum" of
+        all workers."""
+        if self.policy == "quorum":
+            return not 0 < self.quorum < len(self.workers)
+        return self.policy == "bsp" or (self.policy == "ssp" and self.staleness == 0)
+
     def role_of(self, node: str) -> str:
         """What a node is: "worker", "server", "both" or "idle"."""
         works, serves = node in self.workers, node in self.servers

@@ -41,10 +41,9 @@ from reports.papers.grid import (
 from tuners.actions import Cost, Job, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window
 from tuners.baselines.best_fixed import candidates
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import Estimator, Segment
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, Segment
 from tuners.bo_online.job_fit import Levels, fitted_job, likeness, measured_levels, never_rising
 from tuners.bo_online.repository import Stretch, threshold, triples
-from tuners.bo_online.surrogate import Surrogate
 from tuners.bo_online.tuner import kind_of, stretch_clocks
 from tuners.cruise.placement import Problem, ServerTerm
 from tuners.cruise.split import epoch_seconds as model_seconds
@@ -66,10 +65,18 @@ __all__ = [
 ]
 
 # TensorFlowOnline as its paper says, as its public code does, and by default. Options that neither names are the defaults.
-_AS_PRINTED: dict[str, Any] = {"pooled": False, "careful": False, "apart": False, "surrogate": Surrogate()}
+_NOT_OURS: dict[str, Any] = {"pooled": False, "careful": False, "apart": False}
 FORMS: dict[str, dict[str, Any]] = {
-    "paper": _AS_PRINTED | {"clocks_per_worker": 3, "per": "workers", "design": "random", "incumbent": "current"},
-    "code": _AS_PRINTED
+    "paper": _NOT_OURS
+    | {
+        "clocks_per_worker": 3,
+        "per": "workers",
+        "design": "random",
+        "incumbent": "current",
+        "estimator": "paper",
+        "surrogate": "paper",
+    },
+    "code": _NOT_OURS
     | {
         "counting": "code",
         "design": "centred",
@@ -78,19 +85,18 @@ FORMS: dict[str, dict[str, Any]] = {
         "incumbent": "last",
         "gate": False,
         "costs": "mean",
-        "estimator": Estimator(d_rule="max", origin="first", smoothing=1, falls=None),
-        "surrogate": Surrogate(kernel="matern12", relevance=False, fitted=False, scaling="standard"),
+        "estimator": "code",
+        "surrogate": "code",
     },
     "ours": {},
 }
 _ESTIMATES: dict[str, dict[str, Any]] = {
-    "paper": {"pooled": False, "per": "workers"},
-    "code": {"pooled": False, "estimator": FORMS["code"]["estimator"]},
+    "paper": {"pooled": False, "per": "workers", "estimator": ESTIMATORS["paper"]},
+    "code": {"pooled": False, "estimator": ESTIMATORS["code"]},
     "ours": {},
 }
 
 _MOST_CLOCKS = 60_000  # of a random setting; one that takes more counts as not reaching the target
-_ESTIMATOR = Estimator()
 
 # Table V: number of reconfigurations; seconds of one by checkpoint and by relocation. Table VI: rank among 100 settings.
 TABLE_V = {"tf36-logr": (37, 47, 12), "tf36-svm": (50, 13, 2), "tf36-cifar": (26, 16, 2), "tf36-imagenet8": (24, 40, 6)}
@@ -143,7 +149,7 @@ def model_ratios(name: str, term: ServerTerm) -> dict[int, float]:
         batch_size=job.start.batch_size,
         model_bytes=job.model_bytes,
         # At a barrier all workers pull at once.
-        server_term="own" if term == "queue" and job.start.policy == "bsp" else term,
+        server_term="own" if term == "queue" and job.start.waits_for_all else term,
     )
     epochs = {w: model_seconds(w, kind.count - w, problem) for w in range(1, kind.count)}
     return {w: seconds / min(epochs.values()) for w, seconds in epochs.items()}
@@ -291,7 +297,7 @@ def estimates(
     job: Job,
     *,
     per: Literal["nodes", "workers"] | None = None,
-    estimator: Estimator = _ESTIMATOR,
+    estimator: Estimator = ESTIMATORS["ours"],
     pooled: bool = True,
     every: int = 1,
 ) -> NDArray[np.float64]:

@@ -209,7 +209,7 @@ def iteration_seconds(name: str, row: Row) -> float:
     """Seconds per iteration as the paper counts it: one push of an asynchronous job, one round of a synchronous job."""
     setting = published_setting(name, row)
     seconds, pushes = _steady(name, setting)
-    return seconds / len(pushes.seconds) * (len(setting.workers) if setting.policy == "bsp" else 1)
+    return seconds / len(pushes.seconds) * (len(setting.workers) if setting.waits_for_all else 1)
 
 
 _MOST_PUSHES = 60_000  # of a run to the target

@@ -261,9 +261,11 @@ def cycle_costs(
     transfer = setting.transfer_bits / 32
     pulled, pushed = _shares_of_servers(setting, effects)
     largest = max(pushed.values()) ** demand.apply_exponent
-    # At a barrier no worker begins before the servers and the master have finished the step, so it adds to every cycle.
+    # In synchronous rounds no worker begins before servers and master have ended the step, so it adds to every cycle. A
+    # quorum of fewer than all workers has rounds, too.
+    rounds = setting.waits_for_all or setting.policy == "quorum"
     samples = sum(sum(row) for row in loads(nodes, setting).values())
-    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if setting.policy == "bsp" else 0.0
+    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if rounds else 0.0
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),

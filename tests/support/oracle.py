@@ -173,7 +173,7 @@ class Oracle:
         d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
-        if setting.policy == "bsp":
+        if setting.policy in ("bsp", "quorum") or (setting.policy, setting.staleness) == ("ssp", 0):
             largest = max(self.share.values()) ** d.apply_exponent
             self.overhead += d.step_seconds * largest + d.master_sample_seconds * setting.batch_size * len(setting.workers)
         self.mean = {w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self._speed(w) for w in setting.workers}

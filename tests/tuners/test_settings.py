@@ -361,3 +361,20 @@ def test_a_setting_says_what_to_write_for_a_value_of_another_type(name):
 def test_a_setting_never_changes_and_says_what_to_write(name, way):
     with pytest.raises(FrozenInstanceError, match=f"Cannot set {name} of a setting, which never changes: {way}"):
         setattr(BASE, name, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "waits"),
+    [
+        ({"policy": "bsp"}, True),
+        ({"policy": "ssp", "staleness": 0}, True),
+        ({"policy": "ssp", "staleness": 1}, False),
+        ({"policy": "quorum"}, True),
+        ({"policy": "quorum", "quorum": 2}, True),
+        ({"policy": "quorum", "quorum": 1}, False),
+        ({"policy": "admit", "staleness": 0}, False),
+        ({"policy": "asp"}, False),
+    ],
+)
+def test_a_setting_knows_whether_all_its_workers_wait_for_each_other(change, waits):
+    assert replace(BASE, **change).waits_for_all == waits

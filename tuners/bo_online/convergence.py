@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["HOGWILD", "SERIAL", "Bound", "Estimator", "Remaining", "Segment", "inliers", "slope"]
+__all__ = ["ESTIMATORS", "HOGWILD", "SERIAL", "Bound", "Estimator", "Form", "Remaining", "Segment", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
 
@@ -131,6 +131,17 @@ class Estimator:
         """d, Eq. 5: the largest loss, but at most the bound's supremum 2 l."""
         highest = float(losses.max())
         return min(2 * before, highest) if self.d_rule == "eq5" and before > 0 else highest
+
+
+Form: TypeAlias = Literal["ours", "paper", "code"]
+"""Whose form of a part: our default, what the paper prints, or what its public code does."""
+
+ESTIMATORS: dict[Form, Estimator] = {
+    "ours": Estimator(),
+    "paper": Estimator(smoothing=1, falls=None),
+    "code": Estimator(d_rule="max", origin="first", smoothing=1, falls=None),
+}
+"""The estimator of each form."""
 
 
 def inliers(losses: _Floats, most: float = 3.0) -> NDArray[np.bool_]:

@@ -29,10 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from tuners.bo_online.convergence import Form
 from tuners.settings import Choice, Integer, Knob, Scalar
 from tuners.space import Space
 
 __all__ = [
+    "SURROGATES",
     "Encoding",
     "GaussianPosterior",
     "Surrogate",
@@ -160,7 +162,7 @@ def _snapped(knob: Knob, part: _Floats) -> _Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """The options of the Gaussian process. The public code uses `fitted=False` with "matern12"."""
+    """The options of the Gaussian process; `SURROGATES` has those of the paper and of its public code."""
 
     kernel: Literal["matern12", "matern32", "matern52", "rbf"] = "matern52"
     relevance: bool = True  # a length scale per column, drawn to `length` by a prior
@@ -190,6 +192,14 @@ class Surrogate:
         given, else fitted.
         """
         return GaussianPosterior(self, rows, seconds, seed, span, like)
+
+
+SURROGATES: dict[Form, Surrogate] = {
+    "ours": Surrogate(scale="log", least_noise=0.01, length=2.0),
+    "paper": Surrogate(),
+    "code": Surrogate(kernel="matern12", relevance=False, fitted=False, scaling="standard"),
+}
+"""The surrogate of each form. The paper names no kernel and no prior: these are ours in its form, too."""
 
 
 class GaussianPosterior:

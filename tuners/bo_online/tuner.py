@@ -48,20 +48,21 @@ choose:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
-from tuners.bo_online.convergence import Estimator, Segment
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, Segment
 from tuners.bo_online.costs import RELOCATING, PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Observations, Repeats, Stretch, StretchMemory, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
+    SURROGATES,
     Encoding,
     GaussianPosterior,
     Surrogate,
@@ -87,6 +88,7 @@ __all__ = [
 ]
 
 _Floats = NDArray[np.float64]
+_Part = TypeVar("_Part", Estimator, Surrogate)
 _Predict: TypeAlias = Callable[[_Floats], tuple[_Floats, _Floats]]  # mean and deviation of the remaining seconds of rows
 Design = Literal["lhs", "centred", "random"]
 _Acquisition = Literal["ei", "pi", "lcb"]
@@ -94,7 +96,6 @@ _Incumbent = Literal["current", "min", "last"]
 
 _SYSTEM = ("worker_count", "role", "policy", "staleness", "intra_threads", "inter_threads", "transfer_bits", "option")
 _STATISTICAL = ("policy", "staleness", "transfer_bits", "batch_size", "loads", "learning_rate", "momentum")
-_ESTIMATOR, _SURROGATE = Estimator(), Surrogate(scale="log", least_noise=0.01, length=2.0)
 _PUSHES, _ROUNDS = 3, 10  # of each worker under one setting: without and with a barrier (BSP)
 _DRAWS = 100  # at most, for an initial setting that the job admits
 _SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
@@ -128,10 +129,10 @@ def bo_online(
     knobs: Literal["system", "all"] = "system",
     couple_threads: bool = True,
     epsilon: AboveZero | None = None,
-    estimator: Estimator = _ESTIMATOR,
+    estimator: Form | Estimator = "ours",
     repeats: Repeats = "latest",
     state: Literal["before", "last"] = "before",
-    surrogate: Surrogate = _SURROGATE,
+    surrogate: Form | Surrogate = "ours",
     acquisition: _Acquisition = "ei",
     incumbent: _Incumbent = "min",
     gate: bool = True,
@@ -158,10 +159,10 @@ def bo_online(
         knobs: the knobs of the system, or all that are free.
         couple_threads: whether threads within and between operations add up to the cores.
         epsilon: the training loss at which the job is taken to end; by default from the target.
-        estimator: how the remaining iterations are estimated (`tuners.bo_online.convergence.Estimator`).
+        estimator: how the remaining iterations are estimated: our way, the paper's, or that of its public code.
         repeats: which triples of one setting count.
         state: whether a triple has the loss before its setting was used, or the last one.
-        surrogate: the options of the Gaussian process (`tuners.bo_online.surrogate.Surrogate`).
+        surrogate: the Gaussian process: ours, the paper's, or that of its public code.
         acquisition: expected improvement, probability of improvement, or lower confidence bound.
         incumbent: what an improvement is measured against: the best setting so far, the current one, or the last triple.
         gate: whether a setting must gain more than the reconfiguration is expected to cost.
@@ -176,8 +177,9 @@ def bo_online(
             f"Cannot tune with settings={settings}, clocks_per_worker={clocks_per_worker}, clocks={clocks}: "
             "give at least 1 of each."
         )
+    estimates, models = _of_form("estimator", estimator, ESTIMATORS), _of_form("surrogate", surrogate, SURROGATES)
     how = job.method(method)
-    history = JobHistory(job, knobs, couple_threads, estimator)
+    history = JobHistory(job, knobs, couple_threads, estimates)
     if not history.encoding.space.knobs:
         return
 
@@ -188,7 +190,7 @@ def bo_online(
     def known() -> Observations:
         history.epsilon = threshold(job.target, history.evaluations, history.first_loss, epsilon)
         observe = partial(triples, pooled=pooled, clocks=history.clocks, done=history.done, memory=history.memory)
-        return observe(history.stretches, job.target, job.budget_seconds, history.epsilon, estimator, repeats, state)
+        return observe(history.stretches, job.target, job.budget_seconds, history.epsilon, estimates, repeats, state)
 
     # The initialisation phase, III-B.
     yield from observed()
@@ -211,7 +213,7 @@ def bo_online(
         due = due or (quiet > 0 and quiet & (quiet - 1) == 0)
         search = not careful or (due and history.tried_seconds <= _SEARCH * history.since)
         begun, due, quiet = history.since, due and not search, quiet + 1
-        for wanted in proposals(history, known(), surrogate, acquisition, incumbent, search=search, careful=careful):
+        for wanted in proposals(history, known(), models, acquisition, incumbent, search=search, careful=careful):
             cost = change_seconds(history.changes, techniques(history.setting, wanted.setting), costs)
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
                 if (yield from _change(history, wanted.setting, how)):
@@ -223,11 +225,20 @@ def bo_online(
             history.tried_seconds += history.since - begun
 
 
+def _of_form(option: str, given: Form | _Part, forms: Mapping[Form, _Part]) -> _Part:
+    """What an option names, or is. Raises ValueError for an unknown name."""
+    if not isinstance(given, str):
+        return given
+    if given not in forms:
+        raise ValueError(f"Cannot use {option} {given!r}: choose one of {', '.join(forms)}.")
+    return forms[given]
+
+
 def stretch_clocks(
     setting: Setting, nodes: int, clocks_per_worker: int | None = None, per: Literal["nodes", "workers"] | None = None
 ) -> int:
     """a, the clocks for which a setting is observed, on a cluster of `nodes` nodes; the options are those of `bo_online`."""
-    rounds = setting.policy == "bsp"
+    rounds = setting.waits_for_all
     each = clocks_per_worker or (_ROUNDS if rounds else _PUSHES)
     return each * (len(setting.workers) if per == "workers" or (per is None and rounds) else nodes)
 

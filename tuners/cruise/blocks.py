@@ -84,7 +84,7 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
         if loads is None:
             continue
         owners = current.owners(job.blocks)
-        waits = current.policy == "bsp"
+        waits = current.waits_for_all
         wanted, after = _with_copies(job, loads, current, balanced(loads, owners), waits=waits)
         before = _cycle_of(job, loads, current, waits=waits)
         if after >= (1 - gain) * before:

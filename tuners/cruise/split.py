@@ -170,8 +170,8 @@ class CostModel:
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
             # Where all workers wait for each other, all pull at once: there is nothing that a queue would say better.
-            server_term="own" if self.server_term == "queue" and _all_wait(current) else self.server_term,
-            overlap=self.overlap and not _all_wait(current),
+            server_term="own" if self.server_term == "queue" and current.waits_for_all else self.server_term,
+            overlap=self.overlap and not current.waits_for_all,
             whole_batch=self.job.space.whole_batch,
         )
 
@@ -205,11 +205,6 @@ class CostModel:
             each = [readings[w].compute_seconds + readings[w].pull_seconds for w in current.workers]
             return float(np.max(batches * each))
         return placement_seconds(problem, placement, round_up=self.round_up)
-
-
-def _all_wait(setting: Setting) -> bool:
-    """Whether all workers wait for each other, so that all pull at the same time."""
-    return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
 
 
 def _placements(problem: Problem, solver: Solver, round_up: bool) -> Iterator[Placement]:

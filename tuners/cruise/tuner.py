@@ -101,7 +101,7 @@ def cruise(
         server_term: the server's part of Eq. 4: the paper's, the public code's ("sum"), each server's own rate ("own"), or a
             queue before servers of such rates ("queue"). By default "queue", but "own" with `overlap` or the solver "milp".
         overlap: whether servers serve some workers while others compute; by default they do, except with the solver
-            "milp". Never where all workers wait for each other (policy "bsp", or "ssp" with staleness 0). The server term
+            "milp". Never where all workers wait for each other (`Setting.waits_for_all`). The server term
             "queue" knows nothing else, and cannot be used with this option.
         round_up: whether the model rounds each worker's mini-batches up.
         solver: what finds the best placement on machines of several types: "exact" tries all corners (see

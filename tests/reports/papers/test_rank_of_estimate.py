@@ -13,6 +13,7 @@ from tests.support.toy import window
 from tests.tuners.bo_online.test_bo_online import GOAL, NAMES, START
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses
 from tuners.bo_online import bo_online
+from tuners.bo_online.convergence import ESTIMATORS
 from tuners.bo_online.tuner import stretch_clocks
 
 
@@ -56,7 +57,8 @@ def test_the_check_looks_at_segments_that_the_tuner_makes():
     assert stretch_clocks(START, 6) == next(bo_online(GOAL)).clocks
     defaults = inspect.signature(bo_online).parameters
     checked = inspect.signature(estimates).parameters
-    assert all(checked[name].default == defaults[name].default for name in ("per", "estimator", "pooled"))
+    assert all(checked[name].default == defaults[name].default for name in ("per", "pooled"))
+    assert checked["estimator"].default == ESTIMATORS[defaults["estimator"].default]
 
 
 def test_every_third_segment_is_estimated_as_if_all_were():

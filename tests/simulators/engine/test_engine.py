@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.engine import loop, network
+from simulators.engine.inputs import cycle_costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
@@ -476,3 +477,23 @@ def test_many_lanes_are_many_jobs():
             learned = [m.parameters for m in (mine.learned, alone.learned)]
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *clocks_of)
             jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), *learned)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rounds"),
+    [
+        ({"policy": "ssp", "staleness": 0}, True),  # the same decisions as BSP
+        ({"policy": "quorum"}, True),
+        ({"policy": "quorum", "quorum": 1}, True),
+        ({"policy": "ssp", "staleness": 1}, False),
+        ({"policy": "asp"}, False),
+    ],
+)
+def test_the_end_of_a_step_costs_the_same_in_all_synchronous_rounds(policy, rounds):
+    nodes = tuple((n, machine(100.0)) for n in NAMES)
+    bsp = Setting(workers=NAMES[:2], servers=NAMES[2:], policy="bsp", batch_size=8)
+    demand = Demand(model_bytes=10.0, sample_seconds=0.1, step_seconds=0.2, master_sample_seconds=0.01)
+    of_bsp, found = (cycle_costs(nodes, 0.0, demand, s, policy_seconds=0.0) for s in (bsp, replace(bsp, **policy)))
+    step = 0.2 / len(bsp.servers) + 0.01 * 16
+    assert of_bsp.overhead_seconds == pytest.approx(step)
+    assert found.overhead_seconds == pytest.approx(step if rounds else 0.0)

@@ -8,13 +8,14 @@ import pytest
 
 from tests.support.toy import job, toys, window
 from tests.tuners.bo_online.test_convergence import hogwild_losses
+from tuners import resolve
 from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Setting, Space, Target
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator
 from tuners.bo_online.costs import techniques
 from tuners.bo_online.repository import triples
 from tuners.bo_online.surrogate import Surrogate
-from tuners.bo_online.tuner import JobHistory, Proposal, proposals
+from tuners.bo_online.tuner import JobHistory, Proposal, proposals, stretch_clocks
 from tuners.settings import Choice, Integer, Node, Real
 from tuners.testing import check_tuner, exchanges
 
@@ -44,6 +45,7 @@ class Curve:
     job: Job = GOAL
     change_seconds: float = 0.01
     hidden: float = 2000.0
+    noise: float = 0.0  # relative deviation of losses
     now: float = 0.0
     status: str = "running"
     clocks: int = 0
@@ -64,6 +66,7 @@ class Curve:
         self.under.append((len(self.setting.workers), self.setting.intra_threads))
         steps = np.arange(self.clocks, self.clocks + action.clocks)
         losses = hogwild_losses(self.hidden, 1.0, steps)
+        losses = losses * (1 + self.noise * np.random.default_rng(self.clocks).normal(size=len(steps)))
         seconds = self.now + self.per_clock(self.setting) * np.arange(1, action.clocks + 1)
         seen = window(self.job, losses, seconds, start=self.now, workers=self.setting.workers)
         self.clocks, self.now = self.clocks + action.clocks, float(seconds[-1])
@@ -475,6 +478,25 @@ def test_a_change_that_was_rolled_back_leaves_the_setting_as_it_was():
     while isinstance(asked, Reconfigure):
         asked = tuner.send(Cost(seconds=3.0, stall_seconds=3.0, done=False))
     assert asked == Run(clocks=18)
+
+
+def test_ssp_with_staleness_0_is_observed_for_rounds_as_bsp_is():
+    bsp, same, loose = (replace(START, policy=p, staleness=s) for p, s in (("bsp", 0), ("ssp", 0), ("ssp", 2)))
+    assert stretch_clocks(same, 6) == stretch_clocks(bsp, 6) == 20
+    assert stretch_clocks(loose, 6) == 18
+
+
+@pytest.mark.parametrize("option", ["estimator", "surrogate"])
+def test_forms_of_estimator_and_surrogate_have_names(option):
+    """A name makes the same run as the object, and is what brackets can give."""
+    made = {"estimator": Estimator(smoothing=1, falls=None), "surrogate": Surrogate()}
+    curves = Curve(noise=0.05), Curve(noise=0.05), Curve(noise=0.05)
+    for curve, value in zip(curves, ("paper", made[option], "ours"), strict=True):
+        exchanges(partial(bo_online, pooled=False, **{option: value}), curve, most=60)
+    assert curves[0].asked == curves[1].asked != curves[2].asked
+    assert dict(resolve(f"bo_online[{option}=paper]").factory.keywords) == {option: "paper"}
+    with pytest.raises(ValueError, match=f"Cannot use {option} 'mine': choose one of ours, paper, code"):
+        next(bo_online(GOAL, **{option: "mine"}))
 
 
 # ------------------------------------------------------------------------------------------------------------- conformance

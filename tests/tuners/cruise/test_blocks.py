@@ -69,6 +69,21 @@ def test_it_measures_moves_and_measures_anew():
     assert moved[0] in (0, 1)
 
 
+def first_move(**policy):
+    """What the tuner asks for in the job of `tables` under that policy."""
+    plain = tables()
+    start = replace(plain.start, **policy)
+    of = replace(plain, start=start, space=replace(plain.space, base=start))
+    tuner = cruise(of, blocks=True, batches=8, warmup=0)
+    next(tuner)
+    return tuner.send(seen(of, (9_000, 9_000, 500, 100, 100, 100)))
+
+
+def test_ssp_with_staleness_0_is_predicted_as_bsp():
+    under_bsp, under_ssp, alone = (first_move(**p) for p in ({"policy": "bsp"}, {"policy": "ssp"}, {"policy": "asp"}))
+    assert under_ssp.reason == under_bsp.reason != alone.reason
+
+
 def test_balanced_servers_are_left_alone():
     of = tables()
     tuner = cruise(of, blocks=True, batches=8, warmup=0)

@@ -69,7 +69,7 @@ def pollux(job: Job, *, clocks: Count = 10, batches: Count = 4, weight: Share = 
         variance = noise.variance if math.isnan(variance) else (1 - weight) * variance + weight * noise.variance
         if not (measured and square > 0 and variance >= 0):
             continue
-        scale, together = variance / square, len(current.workers) if current.policy == "bsp" else 1
+        scale, together = variance / square, len(current.workers) if current.waits_for_all else 1
         first, cycle = job.start.batch_size * together, cycle_seconds(measured)
         goodput = {b: b / cycle(b) * efficiency(scale, first, b * together) for b in _batches(job)}
         best = max(goodput, key=goodput.__getitem__)
