@@ -253,7 +253,7 @@ _EMBEDDED = {
         Entry(
             "rlp",
             "tuners.rlp:rlp",
-            "RLP: a policy trained by deep Q-learning decides at every push which workers continue",
+            "RLP: a policy trained on simulated jobs decides at every push which workers continue",
             tunes="which workers go on, at every push",
             paper="Zhu et al., Learning Efficient Parameter Server Synchronization Policies, 2020",
         ),

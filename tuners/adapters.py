@@ -69,8 +69,8 @@ def from_pair(init: Callable[[Job], Step[S]], update: Callable[[S, Any], Step[S]
 
 
 def advice(given: Any) -> str:
-    """What to write in place of `given`, which is no generator: a factory has returned it, or it stands where a factory
-    should. The end of a sentence."""
+    """What to write in place of `given`, which is no generator, but was returned by a factory or given in place of one. The
+    text is the end of a sentence."""
     kind = given if isinstance(given, type) else type(given)
     if all(callable(getattr(kind, method, None)) for method in ("ask", "tell")):
         return f"it has ask and tell; give tuners.adapters.from_ask_tell(make), and make(job) returns a {kind.__name__}"

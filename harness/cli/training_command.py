@@ -43,7 +43,8 @@ The policy that 'rlp[as_printed=true]' plays:
 Options of the printed form's learning are written in brackets, as in 'rlp[gamma=1,replay=5000]':
 gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
 returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
-which follows the paper's text also where it is wrong. The defaults are the paper's."""
+which follows the paper's text also where it is wrong. The defaults are the paper's; those of the
+policy that ships are not."""
 
 _PRINTED_ONLY = (
     *("episodes", "pretrain", "workload", "data", "depths", "rates", "sleeps", "skew", "accuracy", "workers"),

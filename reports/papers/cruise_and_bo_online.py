@@ -72,7 +72,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "clocks_per_worker": 3,
         "per": "workers",
         "design": "random",
-        "incumbent": "current",
         "estimator": "paper",
         "surrogate": "paper",
     },

@@ -83,13 +83,13 @@ def search(
     count: int = 20,
     absent: Collection[str] = (),
 ) -> Iterator[list[tuple[Setting, int, float]]]:
-    """Yields what to run next: settings with seeds, and each run's limit in seconds. It goes on when `seconds` knows the
-    completion of all of these. A run that takes longer than its limit is not chosen, however long that is: it can be stopped
-    there, and `seconds` may tell any larger number.
+    """Yields the runs to make next, each as a setting, a seed and a limit in seconds; it goes on when all of these are made.
 
-    `ended` are the settings that contestants ended with, and `absent` the nodes that join later: a job cannot start with
-    them. Equal answers give equal searches, so a search that was interrupted is continued by making it again. It ends
-    without a word: the best is that of least mean over the settings that were run on every seed (`choose`).
+    `seconds(setting, seed)` is then asked for the completion seconds of each. A run that takes longer than its limit cannot
+    be chosen, so it may be stopped there; `seconds` then returns any number above the limit. `ended` are the settings that
+    contestants ended with, and `absent` the nodes that join later: a job cannot start with them. Equal answers give equal
+    searches, so a search that was interrupted is continued by making it again. The search returns nothing: the best setting
+    is that of least mean among those that were run on every seed (`choose`).
     """
     seen: list[Setting] = []
     whole: list[Setting] = []  # run on every seed

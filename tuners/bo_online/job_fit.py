@@ -12,10 +12,10 @@ Eq. 3 says that phi rises by 1 / H per clock. Here it rises by
 where trend and own rates are random effects with mean 0. Own rates count by what is left of them after two standard errors:
 without evidence of the opposite, seconds per clock and the pace alone decide between settings.
 
-* The pace is read from the level of the loss: with many workers the steps of stale gradients scatter, and the loss stands at
-  several times what it falls to, within a round or two, under fewer. By Eq. 2, a curve that stands f times as high needs f
-  times as many clocks to epsilon: a pace of 1 / f. Levels are random effects, too, and count by what is left after one
-  standard error. Where the setting changes, half a stretch is left out for the transition.
+* The pace is read from the level of the loss: with many workers the steps of stale gradients scatter, and the loss is
+  several times as high as the one that it falls to, within a round or two, under fewer. By Eq. 2, a curve that is f times as
+  high needs f times as many clocks to epsilon: a pace of 1 / f. Levels are random effects, too, and count by what is left
+  after one standard error. Where the setting changes, half a stretch is left out for the transition.
 * A level shows within a stretch or two. An own rate takes longer, and by then the job has slowed down or not for reasons of
   its own, which Eq. 3 does not know; so own rates are kept small.
 * Only what changes the statistics of learning can change a rate: the number of workers (by staleness), the policy, 16-bit

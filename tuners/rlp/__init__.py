@@ -1,4 +1,4 @@
-"""RLP (Zhu et al., 2020): a synchronisation policy learned by deep Q-learning."""
+"""RLP (Zhu et al., 2020): learned synchronisation policies, the paper's by deep Q-learning, and one of ours."""
 
 from tuners.rlp.tuner import rlp
 

@@ -2,16 +2,20 @@
 
 import inspect
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.papers.cruise_and_bo_online import estimates, rank_of_estimate
+from reports.papers.cruise_and_bo_online import FORMS, estimates, rank_of_estimate
 from tests.support.toy import window
 from tests.tuners.bo_online.test_bo_online import GOAL, NAMES, START
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses
+from tuners import bo_online as bo_online_package
+from tuners import resolve
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import ESTIMATORS
 from tuners.bo_online.tuner import stretch_clocks
@@ -71,3 +75,10 @@ def test_the_estimate_prefers_the_setting_with_the_most_clocks_per_second():
     runs, seconds = noisy_runs(range(1, 6), noise=0.4), [1 / w for w in range(1, 6)]
     pooled, alone = (rank_of_estimate(estimates(runs, GOAL, pooled=p)[:60], seconds) for p in (True, False))
     assert pooled < 1.8 < alone
+
+
+def test_the_commands_of_the_readme_are_the_forms_that_are_measured():
+    text = Path(bo_online_package.__file__).with_name("README.md").read_text("utf-8")
+    printed, code = re.findall(r"^'(bo_online\[.*\])'$", text, re.MULTILINE)
+    assert dict(resolve(printed).factory.keywords) == FORMS["paper"]
+    assert dict(resolve(code).factory.keywords) == FORMS["code"]

@@ -1,13 +1,17 @@
 """Where MLtuner's paper and its public code part ways: each way of each option, as it is seen from outside."""
 
 import math
+import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.forest import EPOCH, RATE, Forest, Scripted, job
-from tuners.actions import Target
+from tuners import mltuner as mltuner_package
+from tuners import resolve
+from tuners.actions import Fork, Target
 from tuners.mltuner import mltuner
 from tuners.mltuner.summariser import Summariser
 from tuners.settings import Choice
@@ -78,3 +82,15 @@ def test_up_to_nineteen_pushes_the_code_averages_nothing():
     equal, code = (Summariser(windows_rule=rule)(np.arange(19.0), x) for rule in ("equal", "code"))
     assert code.noise == pytest.approx(0.029)
     assert equal.noise < 0.015
+
+
+def test_the_command_of_the_readme_is_the_paper_to_the_letter():
+    text = Path(mltuner_package.__file__).with_name("README.md").read_text("utf-8")
+    (command,) = re.findall(r"^'(mltuner\[.*\])'$", text, re.MULTILINE)
+    given = dict(resolve(command).factory.keywords)
+    assert given.pop("most_trials") > 1000
+    assert given.pop("as_printed")
+    assert given == {"bound": "retune", "start_clocks": 0, "diverges": math.inf, "snapshot": "none"}
+    forest = Forest(job())
+    exchanges(resolve(command).factory, forest, most=40)
+    assert not any(fork.testing for fork in forest.asked(Fork))  # the parent's loss is not measured
