@@ -50,7 +50,7 @@ class Plan:
 
 
 def check_each_once(what: str, names: Sequence[str]) -> None:
-    """Raise ValueError where a name, of what `what` says, is given twice."""
+    """Raise ValueError where one of the `names` of scenarios or tuners is given twice; `what` says of which of the two."""
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise ValueError(f"Cannot compare {what} {twice[0]!r} with itself: name each once, and files by different names.")
 

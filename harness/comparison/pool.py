@@ -42,7 +42,7 @@ class WorkerPool:
     """At most `jobs` worker processes. They start when there are runs for them, and live until the pool is closed.
 
     An oracle's search makes runs in several batches. Processes that stay have the libraries and the programs in memory,
-    which a new process needs seconds for. But programs stay in memory for good, a fifth of a gigabyte per scenario: a
+    which a new process needs seconds for. But a process never releases its programs, a fifth of a gigabyte per scenario: a
     process that uses more than `most_bytes` after a run is replaced by a new one.
     """
 

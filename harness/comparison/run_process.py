@@ -173,7 +173,7 @@ def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = 
 
 
 class _LimitPassedError(Exception):
-    """A run has passed its limit: it cannot be the best. Takes the finished reason."""
+    """A run has passed its limit: it cannot be the best. The argument is the reason, a whole sentence."""
 
 
 class _Watch:

@@ -279,8 +279,8 @@ class Reconfiguration:
         self._workers: frozenset[str] = frozenset()  # that may begin a mini-batch, as of the last `_joined`
         self._applied: tuple[Setting, Effects] | None = None
         self._begun_seconds = 0.0
-        # While all old workers have stopped and no new one has started, nobody trains, whatever the method:
-        self._idle_seconds, self._idle_from = 0.0, math.inf  # in the plan in progress; since when, inf: somebody trains
+        # While all old workers have stopped and no new one has started, no worker trains, whatever the method:
+        self._idle_seconds, self._idle_from = 0.0, math.inf  # in the plan in progress; since when, inf: some worker trains
         # Of plans that losses have interrupted:
         self._earlier_stall_seconds = self._earlier_bytes = 0.0
         self._earlier_steps: tuple[str, ...] = ()

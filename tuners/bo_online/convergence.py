@@ -107,9 +107,9 @@ class Estimator:
         d = self._distance(losses, segment.loss_before)
         if self.bound.anchored and d <= epsilon:
             return Remaining(0.0, True, distance=d, falls=falls)
-        moved = 0.0 if self.origin == "first" else 1.0
-        skipped = steps[0] - 1.0  # iterations by which the running mean moved the first point
-        y = steps - steps[0] + moved if self.bound.anchored else segment.clocks_before + steps
+        skipped = (width - 1) / 2  # iterations by which the running mean has moved every point
+        j0 = steps[0] if self.origin == "first" else skipped
+        y = steps - j0 if self.bound.anchored else segment.clocks_before + steps
         x = np.maximum(self.bound.shape(losses, d), 0.0)  # Eq. 3 is y = H x
         hidden = float(x @ y / (x @ x)) if x.any() else np.nan
         if not hidden > 0 or (self.falls is not None and not falls > self.falls):

@@ -103,7 +103,7 @@ class LevelRecorder:
 
     def __init__(self, outliers: float = 3.0, most: int = _BLOCKS) -> None:
         self._outliers, self._most = outliers, most
-        self._open = deque[list[Segment]]()  # stays that were not measured for good: the last one may go on
+        self._open = deque[list[Segment]]()  # stays whose levels may still change: the last one may go on
         self._kinds: list[int] = []  # of every stay
         self._lengths: list[int] = []  # clocks of every stay that was
         self._rows = np.empty((0, _COLUMNS))  # their levels

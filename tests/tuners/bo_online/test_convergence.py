@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 from scipy.stats import linregress
 
-from tuners.bo_online.convergence import HOGWILD, SERIAL, Estimator, Segment, inliers, slope
+from tuners.bo_online.convergence import ESTIMATORS, HOGWILD, SERIAL, Estimator, Segment, inliers, slope
 
 PLAIN = Estimator(outliers=math.inf, smoothing=1)
 """The equations unchanged: single losses, no outliers dropped."""
@@ -66,6 +66,18 @@ def test_counting_from_before_the_segment_is_off_by_one_iteration():
     segment = Segment(hogwild_losses(hidden_for(16_094), 1.0, np.arange(1, 109)))
     assert PLAIN.remaining(segment, 0.2).iterations == pytest.approx(16_322, abs=1)
     assert replace(PLAIN, origin="first").remaining(segment, 0.2).iterations == pytest.approx(16_094, rel=1e-3)
+
+
+def test_a_first_loss_that_is_an_outlier_moves_no_other_loss():
+    """The paper counts from j0, so the second loss is of iteration j0 + 2; the code counts from the first loss that it kept."""
+    losses = hogwild_losses(hidden_for(2_000), 1.0, np.arange(1, 101))
+    losses[0] = 40.0
+    y, x = np.arange(2.0, 101.0), np.log(losses[1] / losses[1:]) / losses[1:]
+    total = math.log(losses[1] / 0.2) / 0.2
+    for form, steps in (("paper", y), ("code", y - 2)):
+        found = ESTIMATORS[form].remaining(Segment(losses), 0.2)
+        assert found.hidden == pytest.approx(x @ steps / (x @ x))
+        assert found.iterations == pytest.approx(found.hidden * total)
 
 
 def test_d_is_bounded_by_twice_the_loss_before():
