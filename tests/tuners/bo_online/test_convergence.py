@@ -69,7 +69,7 @@ def test_counting_from_before_the_segment_is_off_by_one_iteration():
 
 
 def test_a_first_loss_that_is_an_outlier_moves_no_other_loss():
-    """The paper counts from j0, so the second loss is of iteration j0 + 2; the code counts from the first loss that it kept."""
+    """The paper counts from j0: the second loss is of iteration j0 + 2. The code counts from the first loss that it kept."""
     losses = hogwild_losses(hidden_for(2_000), 1.0, np.arange(1, 101))
     losses[0] = 40.0
     y, x = np.arange(2.0, 101.0), np.log(losses[1] / losses[1:]) / losses[1:]
