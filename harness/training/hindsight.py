@@ -11,7 +11,8 @@
 
 Deep Q-learning, as in the paper, has to find out from one long run after another what a single push contributed. Here whole
 runs are compared. Evolution (CMA-ES) on runs of the policy itself was tried first, with 400 runs per generation: after 20
-generations it stood at 1.32 times the best rule's time, and the rule at which it began at 1.30 (60 instances, one training).
+generations its policy took 1.32 times the best rule's time, and the rule that it began with 1.30 (60 instances, one
+training).
 """
 
 from __future__ import annotations
