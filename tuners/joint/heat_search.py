@@ -185,9 +185,11 @@ class HeatSearch:
             first = math.isfinite(seen.validated) and not math.isfinite(validated)
             if first:
                 validated = 0.0 if falls else (yield from self._validated_before(kept))
-            # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more.
+            # Where the job has validated, that counts for more than a few mini-batches, if these do not tell much more. A
+            # fall of their loss that may be noise excuses nothing.
             drop = max(best - seen.level - 2 * seen.noise, 0.0)
-            harm = self._gauge.hurt if falls or (first and validated < 0) else HELPED_NATS / 2
+            clearly = seen.level < best - 2 * seen.noise
+            harm = self._gauge.hurt if clearly or (first and validated < 0) else HELPED_NATS / 2
             worse = math.isfinite(seen.validated) and seen.validated > validated + harm + drop
             better = seen.validated < validated - HELPED_NATS or (falls and not worse)
             harmless = idle and serves and not worse and seen.level < min(max(best, blank), 0.0) + 2 * seen.noise

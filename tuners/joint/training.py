@@ -366,7 +366,9 @@ class Training:
             branch = yield from Fork(self.branch)
         except Rejected:
             return None
-        return Snapshot(branch, self.setting, self._named, self.pushes, self.level, self.loss, self.seconds)
+        # Where only an earlier model of the last window was validated, that tells about how good this one is.
+        level = self.validated[-1] if math.isnan(self.level) and self.validated else self.level
+        return Snapshot(branch, self.setting, self._named, self.pushes, level, self.loss, self.seconds)
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
