@@ -19,6 +19,7 @@ __all__ = [
     "NOTHING_TO_TUNE",
     "WORDS",
     "Answer",
+    "Words",
     "against_reference",
     "answer",
     "coverage",
