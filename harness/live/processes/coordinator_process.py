@@ -191,21 +191,20 @@ class CoordinatorProcess:
                 self._heard = {name: at + now - turned for name, at in self._heard.items()}
             turned = now
             if heard is not None:
-                self._take(*heard)
+                self._take(*heard, now)
             if now >= due:
                 due = now + TICK_SECONDS
                 self._core.tick()
                 self._recover_when_all_are_heard()
 
-    def _take(self, sender: str, message: Any) -> None:
-        known = self._mailbox.peers.get(sender)
-        if isinstance(message.head, Beat):
-            if known is not None and message.generation == known[1]:
-                self._heard[sender] = time.monotonic()
-                self._unheard.discard(sender)
-        else:
-            self._meter.received(sender, message.head, time.monotonic())
+    def _take(self, sender: str, message: Message, now: float) -> None:
+        head: object = message.head
+        if not isinstance(head, Beat):
+            self._meter.received(sender, message.head, now)
             self._core.receive(sender, message)
+        elif (known := self._mailbox.peers.get(sender)) is not None and message.generation == known[1]:
+            self._heard[sender] = now
+            self._unheard.discard(sender)
 
     def _publish(self, peers: dict[str, tuple[str, int]]) -> None:
         """Write the list of processes to its file, then send it to all of them."""

@@ -72,11 +72,11 @@ class Mailbox:
                 timeout_seconds = 0.0
                 self._refuse(f"drops what it received: {error}")
                 continue
-            timeout_seconds = 0.0
             head: object = message.head
-            if received.caller not in (None, sender):
-                self._refuse(f"refuses a message that {received.caller} sends in the name of {sender!r}")
-            elif not may_send(sender, message.head):
+            caller, timeout_seconds = received.caller, 0.0
+            if caller != sender and caller is not None:
+                self._refuse(f"refuses a message that {caller} sends in the name of {sender!r}")
+            elif not may_send(sender, type(head)):
                 self._refuse(f"refuses {type(head).__name__} of {sender}, which is not for its role to say")
             elif not isinstance(head, Peers):
                 return sender, message

@@ -5,7 +5,6 @@ Nothing is measured for this alone: releases and receipts pass through the coord
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, TypeAlias
@@ -17,7 +16,7 @@ from harness.live.protocol.messages import GradientDone, Head, LogAppend, PushSt
 
 __all__ = ["NodePair", "Transfer", "TransferMeter"]
 
-_MOST_PUSHES = 1000  # remembered of each pair until they are asked for
+_MEASURED = 100  # pushes of each pair until they are asked for; more are counted, but tell no more about the link
 
 NodePair: TypeAlias = tuple[str, str]
 """The nodes of a worker and of a server."""
@@ -27,7 +26,7 @@ class Transfer(NamedTuple):
     """The pushes from a worker to a server in some interval."""
 
     pushes: int
-    seconds: float  # median, from the worker's release to the server's receipt, less its pull and its gradient
+    seconds: float  # median of the first ones, from the worker's release to the server's receipt, less pull and gradient
     blocks: int  # in each push
 
 
@@ -39,11 +38,14 @@ class _Cycle:
 
 
 class TransferMeter:
-    """Measures transfers from the coordinator's messages."""
+    """Measures transfers from the coordinator's messages: of each worker, the first pushes after every `take`. Later ones
+    are counted only, because to measure them takes the coordinator time in every push and says nothing new."""
 
     def __init__(self) -> None:
-        self._cycles: dict[str, _Cycle] = {}  # the latest, by worker
-        self._found: dict[tuple[str, str], deque[tuple[float, int]]] = {}  # by worker and server
+        self._latest: dict[str, int] = {}  # the number of the latest cycle, by worker
+        self._begun: dict[str, int] = {}  # how many cycles since the last `take`, by worker
+        self._cycles: dict[str, _Cycle] = {}  # the latest of those that are measured, by worker
+        self._found: dict[tuple[str, str], list[tuple[float, int]]] = {}  # by worker and server
         self._sent: Head | None = None  # the last one: an entry of the log goes to all servers
 
     def sent(self, receiver: str, head: Head, now: float) -> None:
@@ -57,9 +59,12 @@ class TransferMeter:
         self._sent = head
 
     def _begin(self, worker: str, number: int, now: float) -> None:
-        cycle = self._cycles.get(worker)
         # What is sent again, after a timeout or to another server, does not start the cycle again.
-        if cycle is None or cycle.number < number:
+        if number <= self._latest.get(worker, 0):
+            return
+        self._latest[worker] = number
+        self._begun[worker] = begun = self._begun.get(worker, 0) + 1
+        if begun <= _MEASURED:
             self._cycles[worker] = _Cycle(number, now)
 
     def received(self, sender: str, head: Head, now: float) -> None:
@@ -74,32 +79,31 @@ class TransferMeter:
                     cycle.staged[sender] = now, blocks
                 else:
                     self._close(head.worker, cycle, head.done)
-                    self._count(head.worker, sender, cycle, head.done, now, blocks)
+                    self._add(head.worker, sender, cycle, head.done, now, blocks)
         elif isinstance(head, GradientDone):
             cycle = self._cycles.get(sender)
             if cycle is not None and cycle.number == head.cycle:
                 self._close(sender, cycle, head)
 
     def _close(self, worker: str, cycle: _Cycle, done: GradientDone) -> None:
-        """Count what has been staged so far."""
-        if cycle.staged:
-            for server, (at, blocks) in cycle.staged.items():
-                self._count(worker, server, cycle, done, at, blocks)
-            cycle.staged.clear()
+        """Add what has been staged so far."""
+        for server, (at, blocks) in cycle.staged.items():
+            self._add(worker, server, cycle, done, at, blocks)
+        cycle.staged.clear()
 
-    def _count(self, worker: str, server: str, cycle: _Cycle, done: GradientDone, at: float, blocks: int) -> None:
-        found = self._found.get((worker, server))
-        if found is None:
-            found = self._found[worker, server] = deque(maxlen=_MOST_PUSHES)
+    def _add(self, worker: str, server: str, cycle: _Cycle, done: GradientDone, at: float, blocks: int) -> None:
         spent = at - cycle.released_seconds - done.pull_seconds - done.compute_seconds
-        found.append((spent if spent > 0.0 else 0.0, blocks))
+        self._found.setdefault((worker, server), []).append((max(spent, 0.0), blocks))
 
     def take(self) -> dict[NodePair, Transfer]:
         """Transfers that were completed since the last call."""
         found, self._found = self._found, {}
+        begun, self._begun = self._begun, {}
         return {
             (node_of(worker), node_of(server)): Transfer(
-                len(those), median(spent for spent, _ in those), max(blocks for _, blocks in those)
+                len(those) + max(begun.get(worker, 0) - _MEASURED, 0),
+                median(spent for spent, _ in those),
+                max(blocks for _, blocks in those),
             )
             for (worker, server), those in found.items()
         }

@@ -14,6 +14,7 @@ numbers and gradients of the rows that the push touches. A block of which it tou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
@@ -402,9 +403,10 @@ _ONLY_FROM: dict[str, tuple[type[_Head], ...]] = {
 _SENDERS: dict[type[Any], str] = {kind: role for role, kinds in _ONLY_FROM.items() for kind in kinds}
 
 
-def may_send(sender: str, head: Head) -> bool:
-    """Whether processes of the sender's role send such messages."""
-    role = _SENDERS.get(type(head))
+@lru_cache(maxsize=4096)  # every message that arrives asks
+def may_send(sender: str, kind: type[Any]) -> bool:
+    """Whether processes of the sender's role send messages with heads of this class."""
+    role = _SENDERS.get(kind)
     return role is None or sender == role or sender.startswith(role + "/")
 
 

@@ -47,9 +47,10 @@ def byte_count(frame: Buffer) -> int:
     return len(frame) if isinstance(frame, bytes) else frame.nbytes
 
 
-_MARK = struct.Struct("<4sHxxI")  # program, version, bytes of the row
-_MARK_BYTES = _MARK.size
 _PROGRAM = b"PSLV"
+_BEGIN = struct.pack("<4sHxx", _PROGRAM, VERSION)
+_MARK = struct.Struct("<8sI")  # `_BEGIN`, bytes of the row
+_MARK_BYTES = _MARK.size
 _FILL = (b"", bytes(3), bytes(2), bytes(1))  # by the bytes of the row over a multiple of four: arrays are aligned
 _TYPES: dict[str, np.dtype[Any]] = {"f4": np.dtype("<f4"), "f2": np.dtype("<f2"), "i4": np.dtype("<i4")}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -82,16 +83,21 @@ class _First(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     head: messages.Head | Peers | Beat
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_First)
+_row_of = msgspec.msgpack.Encoder().encode
+_read_row = msgspec.msgpack.Decoder(_First).decode
 
 
 def encode(sender: str, message: Message) -> list[Buffer]:
     """The frames of a message; long arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
+    arrays: tuple[Array, ...] = message.arrays
+    head: Any = message.head
+    if not arrays:
+        row = _row_of(_First(sender, message.generation, message.view, (), head))
+        return [b"".join((_MARK.pack(_BEGIN, len(row)), row, _FILL[len(row) & 3]))]
     kinds: list[tuple[str, int]] = []
     data: list[Buffer] = []
     bytes_left = SHORT_BYTES
-    for array in message.arrays:
+    for array in arrays:
         kind, size = _NAMES.get(array.dtype), array.nbytes
         if kind is None or array.ndim != 1 or size > LARGEST_BYTES:
             raise Unreadable(
@@ -101,9 +107,8 @@ def encode(sender: str, message: Message) -> list[Buffer]:
         kinds.append((kind, len(array)))
         data.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
         bytes_left -= size
-    head: Any = message.head
-    row = _encoder.encode(_First(sender, message.generation, message.view, tuple(kinds), head))
-    first = _MARK.pack(_PROGRAM, VERSION, len(row)), row, _FILL[len(row) & 3]
+    row = _row_of(_First(sender, message.generation, message.view, tuple(kinds), head))
+    first = _MARK.pack(_BEGIN, len(row)), row, _FILL[len(row) & 3]
     return [b"".join((*first, *data))] if bytes_left >= 0 else [b"".join(first), *data]
 
 
@@ -112,21 +117,23 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
 
     Raises Unreadable for garbage, for another version, and if there are more or fewer bytes than the first frame says.
     """
-    first = memoryview(frames[0] if frames else b"").toreadonly()
-    if len(first) < _MARK_BYTES:
+    if not frames or len(frames[0]) < _MARK_BYTES:
         raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
-    program, version, length = _MARK.unpack_from(first)
-    if program != _PROGRAM or version != VERSION:
-        raise _foreign(program, version)
+    first = memoryview(frames[0])
+    begin, length = _MARK.unpack_from(first)
+    if begin != _BEGIN:
+        raise _foreign(begin)
     end = _MARK_BYTES + length
     try:
-        said = _decoder.decode(first[_MARK_BYTES:end])
+        said = _read_row(first[_MARK_BYTES:end])
     # msgspec raises the last two for bytes that are no text, and for rows nested too deeply.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
     end += -length & 3
+    arrays: tuple[Array, ...] = ()
     if len(frames) == 1:
-        arrays = _short(said.arrays, first, end) if said.arrays or end != len(first) else ()
+        if said.arrays or end != len(first):
+            arrays = _short(said.arrays, first.toreadonly(), end)
     elif len(said.arrays) != len(frames) - 1 or len(first) != end:
         raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
     else:
@@ -135,8 +142,9 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
     return said.sender, Message(head, arrays, said.view, said.generation)
 
 
-def _foreign(program: bytes, version: int) -> Unreadable:
-    """Why a frame is not the first one of a message."""
+def _foreign(begin: bytes) -> Unreadable:
+    """Why a frame that begins so is not the first one of a message."""
+    program, version = struct.unpack("<4sHxx", begin)
     if program != _PROGRAM:
         return Unreadable(f"Cannot read a message that begins with {program!r}: another program sent it.")
     return Unreadable(f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere.")

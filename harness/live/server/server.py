@@ -87,12 +87,12 @@ class Server:
         head, view = message.head, self._outbox.view
         if isinstance(head, View):
             self._on_view(head)
+        elif message.view == view and message.generation >= self._members.get(sender, 0) and not self._is_ahead(head):
+            self._handle(sender, head, message.arrays)
         elif message.view > view or (message.view == view and self._is_ahead(head)):
             self._deferred.append((sender, message))
-        elif message.view < view or message.generation < self._members.get(sender, 0):
-            self.refused += 1
         else:
-            self._handle(sender, head, message.arrays)
+            self.refused += 1
 
     def _handle(self, sender: str, head: Head, arrays: tuple[Array, ...]) -> None:
         match head:
@@ -160,9 +160,17 @@ class Server:
         if self._cohorts.merge():
             # Copies were taken while one of the two was behind.
             self._pulls.forget_copies()
-        positions = [c.position for c in self._cohorts.all]
+        self._forget_passed()
+        self._pulls.answer()
+
+    def _forget_passed(self) -> None:
+        """Drop what no block needs any more, because all have passed its entry of the log."""
         # Blocks that have not arrived yet will need the log from their move on.
-        oldest = min((*positions, *self._handover.awaited.values(), self._log_end))
+        oldest = self._log_end
+        for cohort in self._cohorts.all:
+            oldest = min(oldest, cohort.position)
+        if self._handover.awaited:
+            oldest = min(oldest, *self._handover.awaited.values())
         while self._log and (index := next(iter(self._log))) <= oldest:
             del self._log[index]
         # A freed branch stays until the last cohort has passed that entry: cohorts behind it still apply its commits.
@@ -173,7 +181,6 @@ class Server:
         if self._restore_end is not None and not self._handover.awaited and oldest >= self._restore_end:
             self._restore_end = None
             self._outbox.tell(COORDINATOR, ViewReady(self.view))
-        self._pulls.answer()
 
     def _apply(self, cohort: Cohort, entry: LogEntry) -> bool:
         """Apply an entry to a cohort's blocks. Returns False if it is a push whose gradients have not all arrived."""

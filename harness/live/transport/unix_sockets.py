@@ -6,8 +6,9 @@ and which process, is at the other end of a line. And a caller begins with a tic
 ZeroMQ, where its key proves which peer it is. Nothing else is read from a line until both tickets are there. The kernel
 keeps what is on a line from everybody else, so it is not encrypted.
 
-A line carries packets (`SOCK_SEQPACKET`, unix(7)). A message is one packet: the number of frames, their sizes, the frames. A
-message that is longer than a packet is a packet with the sizes, then pieces of the frames.
+A line carries packets (`SOCK_SEQPACKET`, unix(7)). A message of one frame is one packet: a mark and the frame. Others
+are one packet, too: the number of frames, their sizes, the frames; or, if that is too long, a packet with the sizes, then
+pieces of the frames.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from harness.live.protocol.wire import Buffer, Unreadable
-from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, only_frame, sizes_in
+from harness.live.protocol.wire import Buffer, Unreadable, byte_count
+from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
 from harness.live.transport.outlets import Outlets
 
 __all__ = ["TICKET_BYTES", "UnixSockets"]
@@ -30,6 +31,8 @@ __all__ = ["TICKET_BYTES", "UnixSockets"]
 TICKET_BYTES = 32
 
 _PACKET_BYTES = 2**16  # the kernel finds memory for longer ones less easily
+_ALONE = b"one:"  # before the only frame of a message, which needs no size; as a number it is more than a message has frames
+_LONGEST_ALONE = _PACKET_BYTES - len(_ALONE)
 _LINE_BYTES = 2**20  # on their way to one peer, as far as the system allows; the rest waits until this process receives
 _WAITING_PACKETS = 10_000  # to one peer; then messages to it are dropped
 _WAITING_CALLERS = 256  # who have not proved who they are; then the first of them is dropped
@@ -47,8 +50,11 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-def _packets(head: bytes, frames: Sequence[Buffer]) -> list[list[Buffer]]:
-    """Those of a message that is longer than one."""
+def _packets(frames: Sequence[Buffer]) -> list[list[Buffer]]:
+    """Those of a message; each as what it is put together of."""
+    head, size = head_and_bytes(frames)
+    if size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS:
+        return [[head, *frames]]
     packets: list[list[Buffer]] = [[head]]
     for frame in frames:
         whole = memoryview(frame).cast("B")
@@ -74,21 +80,22 @@ class _LineOut:
 
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send a message, or let it wait. Returns False, and drops it, if too many packets wait."""
-        waiting, sent = self.waiting, 0
+        waiting = self.waiting
         if len(waiting) >= _WAITING_PACKETS:
             return False
-        head, size = head_and_bytes(frames)
-        is_one = size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS
-        packets = [[head, *frames]] if is_one else _packets(head, frames)
-        if not waiting:
-            try:
-                for packet in packets:
-                    self.socket.sendmsg(packet)
-                    sent += 1
-            except BlockingIOError:
-                pass  # the kernel has no room now
-        if sent < len(packets):
-            waiting.extend(packets[sent:])
+        if len(frames) == 1 and byte_count(frames[0]) <= _LONGEST_ALONE:
+            packets: list[list[Buffer]] = [[_ALONE, frames[0]]]
+        else:
+            packets = _packets(frames)
+        if waiting or len(packets) > 1:
+            waiting.extend(packets)
+            if len(waiting) == len(packets):  # nothing waited before
+                self.flush()
+            return True
+        try:
+            self.socket.sendmsg(packets[0])
+        except BlockingIOError:  # the kernel has no room now
+            waiting.append(packets[0])
         return True
 
     def flush(self) -> None:
@@ -111,8 +118,8 @@ class _LineIn:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
-        if (found := only_frame(packet)) is not None:
-            return found
+        if packet.startswith(_ALONE):
+            return (memoryview(packet)[len(_ALONE) :],)
         if (sizes := sizes_in(packet)) is None:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
         at = head_bytes(sizes)
@@ -157,7 +164,7 @@ class UnixSockets:
         self._in: dict[int, _LineIn] = {}  # by descriptor
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
-        self._arrived: deque[tuple[str, Sequence[Buffer]]] = deque()
+        self.arrived: deque[tuple[str, Sequence[Buffer]]] = deque()  # messages, each with the key of its sender
         # Of the longest packet: to have memory of that size for each, and give most of it back, takes longer than a copy.
         self._packet = memoryview(bytearray(_PACKET_BYTES))
 
@@ -185,14 +192,9 @@ class UnixSockets:
 
     # ------------------------------------------------------------------------------------------------------------ receive
 
-    @property
-    def arrived(self) -> deque[tuple[str, Sequence[Buffer]]]:
-        """The messages that have arrived, each with the key of its sender."""
-        return self._arrived
-
     def take(self) -> tuple[str, Sequence[Buffer]] | None:
         """The next message that has arrived, with the key of its sender."""
-        return self._arrived.popleft() if self._arrived else None
+        return self.arrived.popleft() if self.arrived else None
 
     def wait(self, seconds: float) -> bool:
         """Wait until something can be read or sent, and do that. Returns whether `watched` can be read. Raises Unreadable
@@ -253,7 +255,7 @@ class UnixSockets:
         elif line.key:
             message = line.message(packet)
             if message is not None:
-                self._arrived.append((line.key, message))
+                self.arrived.append((line.key, message))
         else:
             self._present(line, packet)
 

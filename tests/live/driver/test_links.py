@@ -146,6 +146,21 @@ def test_times_of_transfers_are_read_from_messages():
     assert meter.take() == {}
 
 
+def test_of_many_pushes_the_first_are_measured_and_all_are_counted():
+    meter = TransferMeter()
+
+    def push(number, seconds):
+        meter.sent("worker/n0", Release(number, 0, 0, 0, 0, 8, 0, 64), 10.0 * number)
+        done = GradientDone(number, 1.0, 0.0, 0.0, 0)
+        meter.received("server/n2", PushStaged("worker/n0", number, ((0, 8),), done), 10.0 * number + seconds)
+
+    for number in range(1, 301):
+        push(number, 0.5 if number <= 100 else 5.0)
+    assert meter.take() == {("n0", "n2"): (300, 0.5, 8)}
+    push(301, 2.0)  # a link that has become slow meanwhile shows at the next look
+    assert meter.take() == {("n0", "n2"): (1, 2.0, 8)}
+
+
 # --------------------------------------------------------------------------------------------------- what is done about it
 
 

@@ -163,7 +163,7 @@ def test_a_process_that_dies():
             held = [one.receive(SOON).frames[1] for _ in range(4)]
             assert list(in_use() - before) == [2 * 4 + 4, 4 + 4]  # the child holds four slots, and we four of its
             one.send("child", [b"first", frame(5, 2 * FLOATS)])
-            while not one._here.lines._arrived:  # the note is here, and is not read yet
+            while not one._here.lines.arrived:  # the note is here, and is not read yet
                 one._here.lines.wait(SOON)
             process.kill()
         with pytest.raises(Unreadable, match=r"Cannot read what another process lends: .* No such file or directory"):

@@ -41,7 +41,7 @@ class Branches:
     def in_cycle(self, name: str, cycle: int) -> int | None:
         """The number of the worker that is in this cycle now; None if the cycle is over, or was dropped."""
         worker, branch = self._job.worker_numbers.get(name), self.current
-        if branch is None or worker is None or worker not in branch.busy or branch.busy[worker].number != cycle:
+        if worker is None or branch is None or (begun := branch.busy.get(worker)) is None or begun.number != cycle:
             return None
         return worker
 

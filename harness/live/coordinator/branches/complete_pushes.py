@@ -38,23 +38,19 @@ class CompletePushes:
     def done(self, sender: str, head: GradientDone) -> CoordinatorBranch | None:
         """A worker has computed a gradient. Returns its branch if that completes its push."""
         worker = self._branches.in_cycle(sender, head.cycle)
-        return None if worker is None else self._done(worker, sender, head)
-
-    def _done(self, worker: int, name: str, head: GradientDone) -> CoordinatorBranch | None:
-        if not self._pending.computed(worker, head):
+        if worker is None or not self._pending.computed(worker, head):
             return None
         self._releases.answered(worker)
-        return self._try_to_settle(worker, name)
+        return self._try_to_settle(worker, sender)
 
     def staged(self, head: PushStaged) -> CoordinatorBranch | None:
         """A server has parts of a push. Returns the branch if that completes the push."""
         worker = self._branches.in_cycle(head.worker, head.cycle)
         if worker is None or worker in self._pending.undecided:
             return None
-        self._pending.stage(worker, blocks_in(head.runs))
-        if head.done is None or self._pending.is_computed(worker):
-            return self._try_to_settle(worker, head.worker)
-        return self._done(worker, head.worker, head.done)
+        if head.done is not None and self._pending.computed(worker, head.done):
+            self._releases.answered(worker)
+        return self._try_to_settle(worker, head.worker) if self._pending.stage(worker, blocks_in(head.runs)) else None
 
     def _try_to_settle(self, worker: int, name: str) -> CoordinatorBranch | None:
         done, branch = self._pending.to_commit(worker), self._branches.current

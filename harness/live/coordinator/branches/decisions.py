@@ -56,16 +56,18 @@ class Decider:
         return self._steps is None
 
     def __call__(self, state: Any, push: Push) -> Decided:
-        """The decision about a push, whose scalars and vectors are NumPy's or plain. Nobody may write to the arrays of
-        `state`."""
+        """The decision about a push, whose scalars and vectors are all NumPy's, or all plain. Nobody may write to the arrays
+        of `state`."""
         if self._steps is None:
             return _by_jax(self._decide, state, push)
         if state is not self._state:
             self._state, self._arrays = state, jax.tree.leaves(state)
             self._values = list(map(_plain, self._arrays))
         values = self._values
-        whole = push.worker, push.clocks, push.waiting, push.active, push.staleness
-        *new, accept, step, release = self._steps.run((*values, *map(_plain, whole)))
+        whole: Sequence[Any] = (push.worker, push.clocks, push.waiting, push.active, push.staleness)
+        if not isinstance(push.clocks, list):
+            whole = list(map(_plain, whole))
+        *new, accept, step, release = self._steps.run((*values, *whole))
         if not all(map(is_, new, values)):
             arrays = [
                 array if now is before else np.asarray(now, array.dtype)

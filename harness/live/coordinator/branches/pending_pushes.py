@@ -32,10 +32,11 @@ class PendingPushes:
         """Whether its gradient is computed."""
         return worker in self._results
 
-    def stage(self, worker: int, blocks: Blocks) -> None:
-        """Servers have these blocks of the push."""
+    def stage(self, worker: int, blocks: Blocks) -> bool:
+        """Servers have these blocks of the push. Returns whether they have all now."""
         before = self._staged.get(worker)
-        self._staged[worker] = blocks if before is None else union(before, blocks)
+        self._staged[worker] = staged = blocks if before is None else union(before, blocks)
+        return len(staged) >= self._blocks
 
     def staged(self, worker: int) -> Blocks:
         """The blocks of the push that servers have."""
