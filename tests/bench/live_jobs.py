@@ -78,18 +78,30 @@ class LiveJob:
         rows = np.empty((0, 11))
         while len(rows) < iterations * WORKERS:
             time.sleep(0.1)
-            rows = np.concatenate([rows, self.coordinator.poll().reports[0].rows])
-        self.coordinator.rest()
-        self.pushes += len(rows) + len(self.coordinator.poll().reports[0].rows)
+            rows = np.concatenate([rows, self._new_rows()])
+        self._rest()
         return float((rows[-1, 0] - rows[0, 0]) / (len(rows) - 1) * WORKERS)
+
+    def _new_rows(self) -> NDArray[np.float64]:
+        """A row for each push that the job has not been told of, counted now. A row that was in an answer which was lost,
+        because a time limit interrupted the benchmark, is in the next one again."""
+        report = self.coordinator.poll({0: self.pushes}).reports[0]
+        new = report.rows[self.pushes - report.first :]
+        self.pushes += len(new)
+        return new
+
+    def _rest(self) -> None:
+        """Pause. What servers have of pushes that are not complete by then is not counted, and not in the model."""
+        self.coordinator.rest()
+        self._new_rows()
 
     def cpu_seconds(self) -> float:
         """CPU time that the job's processes have used so far."""
         return sum(_cpu_seconds(pid) for pid in descendants(os.getpid()) if _command(pid).startswith("ray::"))
 
     def model(self) -> NDArray[np.float32]:
-        """The parameters. What the servers had of a push when the job was told to rest may have been counted since."""
-        self.pushes += len(self.coordinator.poll().reports[0].rows)
+        """The parameters. The job rests then, also if a time limit has interrupted the benchmark in the middle."""
+        self._rest()
         index = self.coordinator.snapshot(save=True)
         self._until(lambda: self.coordinator.durable >= index)
         saved: NDArray[np.float32] = self.coordinator.saved(index)[0]["parameters"]
@@ -274,14 +286,17 @@ class RayActors:
         self._ray, part, actor = ray, size // SERVERS, ray.remote(num_cpus=0)
         self._servers = [actor(_ActorServer).remote(part) for _ in range(SERVERS)]
         self._workers = [actor(_ActorWorker).remote(self._servers, part) for _ in range(WORKERS)]
+        self._under_way: list[Any] = []
         self.pushes = 0
 
     def iteration_seconds(self, iterations: int) -> float:
         """Seconds of a worker's cycle, mean over so many cycles of each worker."""
+        self._under_way = [worker.work.remote(iterations) for worker in self._workers]
         self.pushes += iterations * WORKERS
-        return float(np.mean(self._ray.get([worker.work.remote(iterations) for worker in self._workers])))
+        return float(np.mean(self._ray.get(self._under_way)))
 
     def model(self) -> NDArray[np.float32]:
+        self._ray.get(self._under_way)  # a time limit may have interrupted the benchmark
         return np.concatenate(self._ray.get([server.parameters.remote() for server in self._servers]))
 
     def close(self) -> None:
