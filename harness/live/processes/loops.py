@@ -76,7 +76,7 @@ class Mailbox:
             caller, timeout_seconds = received.caller, 0.0
             if caller != sender and caller is not None:
                 self._refuse(f"refuses a message that {caller} sends in the name of {sender!r}")
-            elif not may_send(sender, type(head)):
+            elif not may_send(sender, type(message.head)):
                 self._refuse(f"refuses {type(head).__name__} of {sender}, which is not for its role to say")
             elif not isinstance(head, Peers):
                 return sender, message

@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from harness.live.processes import launch
+from harness.live.processes import private_cluster as ray_here
 from harness.live.processes.actors import Endpoint, ProcessSpec
 from harness.live.protocol.blocks import Layout
 from harness.ray_cluster import protected
@@ -75,7 +76,7 @@ def private_cluster(**settings):
 
 def test_services_of_a_private_cluster_do_not_talk_to_the_user():
     own = ray._private.worker.listen_error_messages
-    with launch._few_services():
+    with ray_here._few_services():
         assert ray._private.worker.listen_error_messages is not own
     assert ray._private.worker.listen_error_messages is own
 
