@@ -83,6 +83,10 @@ class Recorder:
         self._row("runs", row | {"extras": json.dumps(extras, sort_keys=True)})
         self._write()
 
+    def pause(self) -> None:
+        """Give the writer what was recorded so far: the run is interrupted, and has no end."""
+        self._write()
+
     def _window(self, branch: int, window: Window) -> None:
         if len(window.pushes.seconds):
             self._pushes.append((branch, window.pushes))

@@ -346,6 +346,7 @@ def _drive(
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start
+            recorder.pause()
             trace.close()
         return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
     ended = played.outcome

@@ -408,6 +408,27 @@ def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, m
     assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
 
 
+def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):
+    """`harness report` names the recording to who asks for the results of such a job."""
+
+    def tuner(job):
+        yield from Run(clocks=30)
+        yield from Run(clocks=30)
+        raise KeyboardInterrupt
+
+    (here / "small.toml").write_text(SMALL.replace("value = 1.2", "value = 1e-6"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here)
+    spec, kept = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(here)
+    log = job_folder.ExchangeLog(kept, here)
+    processes = PretendProcesses(spec.job)
+    processes.answers.saved = lambda _: {0: {"parameters": spec.parameters}}
+    with LiveSystem(spec, processes, keep=partial(deployment._keep, wanted, spec, log)) as live:
+        stopped = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), lambda _: None)
+    assert "The same command with --resume goes on." in str(stopped)
+    windows = [e.answer for e in read_log(here / job_folder.LOG) if isinstance(e.action, Run)]
+    assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows) > 0
+
+
 @pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
 def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
     begun(here / "out")
@@ -539,6 +560,7 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, 
     kept = checkpoint_file.load(out / job_folder.CHECKPOINT)
     runs = kept.state["exchanges"] - 3
     assert runs > 0
+    assert check_trace(out / "trace")["iterations"] >= counted + 100
 
     (here / "go").write_text(str(runs))
     job = Job(*COMMAND, "--resume")
