@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from harness.record import MADE_BY
 from harness.scenario import embedded, job, load
@@ -19,6 +19,7 @@ from simulators.calibration.output import Provenance, digest
 from simulators.calibration.recordings import Recording, joined, read_tables, with_snapshots
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.validation import Ablation, Check, ablated, as_chosen, check, check_other, lacking
+from simulators.cluster.cluster import Discipline
 from simulators.workloads.catalogue import workload, workloads
 from traces import importers
 from traces.parts import origin, scan
@@ -36,7 +37,7 @@ class GivenConstants:
 
     model_bytes: float = 0.0  # of one full pull; 0: those of the workload or scenario of the recorded name
     nic: float | None = None  # bytes per second
-    discipline: Literal["maxmin", "uneven"] | None = None  # as in `Cluster`, like the next two
+    discipline: Discipline | None = None  # as in `Cluster`, like the next two
     control_queue: float | None = None
     independent_flows: bool | None = None
     snapshot_clocks: int | None = None  # pushes from one snapshot of the servers to the next

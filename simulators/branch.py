@@ -25,7 +25,6 @@ from simulators.engine.inputs import (
     has_tables,
     late_seconds,
     loads,
-    overlapping,
     served,
     served_rows,
 )
@@ -65,8 +64,6 @@ class JobContext:
         check_links(
             self.cluster.discipline,
             self.cluster.control_queue,
-            overlap=overlapping(setting),
-            buckets=bool(self.conditions.buckets),
             tables=has_tables(self.workload),
             snapshots=bool(self.cluster.snapshot_clocks),
             independent=self.cluster.independent_flows,

@@ -96,7 +96,9 @@ def _add_given(command: argparse.ArgumentParser) -> None:
         "--nic", type=number(above=0), metavar="N", help="NIC, bytes per second (default: what the trace says, or 10 Gbit/s)"
     )
     command.add_argument(
-        "--discipline", choices=("maxmin", "uneven"), help="how transfers share NICs (default: chosen from the recording)"
+        "--discipline",
+        choices=("maxmin", "uneven", "fifo"),
+        help="how transfers share NICs (default: chosen from the recording)",
     )
     command.add_argument(
         "--control-queue",

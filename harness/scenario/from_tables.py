@@ -199,19 +199,16 @@ def check_start(space: Space, table: StartTable | None = None) -> None:
 
 
 def check_engine(scenario: Scenario, space: Space) -> None:
-    """Raise ValueError, with the table in brackets, for what no run computes: links that the start cannot share by the
+    """Raise ValueError, with the table in brackets, for what no run computes: links that are not shared by the
     cluster's discipline, and gradients that the workload's optimizer cannot apply under the knobs of `space`."""
-    table, cluster, start, origin = scenario.workload, scenario.cluster, space.base, scenario.origin
+    table, cluster, origin = scenario.workload, scenario.cluster, scenario.origin
     found = gradients_of(table.name, table.overrides, own_workloads(table, origin, scenario.draw))
     tables = found is not None and found[2]
-    overlap, buckets = not set(start.workers).isdisjoint(start.servers), bool(scenario.conditions.buckets)
 
     def links() -> None:
         check_links(
             cluster.discipline,
             cluster.control_queue,
-            overlap=overlap,
-            buckets=buckets,
             tables=tables,
             snapshots=bool(cluster.snapshot_clocks),
             independent=cluster.independent_flows,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from scipy.stats import t
 from simulators.calibration.determined import fit_determined, fittable
 from simulators.calibration.least_squares import TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row, comparable
+from simulators.cluster.cluster import Discipline
 
 __all__ = ["FORMS", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
 
@@ -38,7 +39,7 @@ recordings in `traces/data`. Flows of its halves and thirds share less evenly th
 class Sharing(NamedTuple):
     """How transfers share links, as in `Cluster`."""
 
-    discipline: Literal["maxmin", "uneven"] = "maxmin"
+    discipline: Discipline = "maxmin"
     control_queue: float = 0.0
     independent_flows: bool = True
 
@@ -60,7 +61,7 @@ FORMS = tuple(
     Sharing(discipline, queue, independent)
     for independent in (True, False)
     for queue in (0.0, 1.0)
-    for discipline in ("maxmin", "uneven")
+    for discipline in get_args(Discipline)
 )
 """Every form that can be chosen, the default first."""
 

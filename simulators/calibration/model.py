@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from scipy.stats import chi2
 from simulators.branch import stacked
 from simulators.calibration.closed_form import Plant, Spans, Stations
 from simulators.calibration.stragglers import Sleeper
-from simulators.cluster.cluster import Cluster
+from simulators.cluster.cluster import Cluster, Discipline
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
 from simulators.cluster.profiles import Device, NodeType
 from simulators.engine.inputs import cycle_costs
@@ -296,7 +296,7 @@ class Constants:
     delay_messages: float = 2.0
     jitter: float = 0.1
     sleeps: Sleeps | None = None
-    discipline: Literal["maxmin", "uneven"] = "maxmin"  # how transfers share NICs, as in `Cluster`
+    discipline: Discipline = "maxmin"  # how transfers share NICs, as in `Cluster`
     control_queue: float = 0.0  # as in `Cluster`
     independent_flows: bool = False  # as in `Cluster`
     uneven_bytes: float = 0.0  # as in `Cluster`
@@ -364,7 +364,7 @@ def _cluster(
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
     machine: _Machine,
-    network: tuple[Literal["maxmin", "uneven"], float, float, int, bool, float],
+    network: tuple[Discipline, float, float, int, bool, float],
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))

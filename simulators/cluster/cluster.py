@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from simulators.cluster.profiles import NodeType
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Discipline"]
+
+Discipline = Literal["maxmin", "uneven", "fifo"]
+"""How transfers share a link: evenly; unevenly, as over TCP, pulls by lot and pushes as they arrive; or first come, first
+served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +19,7 @@ class Cluster:
     """Machines and how their network shares bandwidth. Raises ValueError where that is no cluster."""
 
     nodes: tuple[tuple[str, NodeType], ...]  # (name, type)
-    discipline: Literal["maxmin", "fifo", "uneven"] = (
-        "maxmin"  # uneven: as over TCP, pulls with random weights, pushes as they arrive
-    )
+    discipline: Discipline = "maxmin"
     latency_seconds: float = 0.0  # one way, once per pull and per push
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
@@ -30,7 +32,7 @@ class Cluster:
         names = [name for name, _ in self.nodes]
         if len(names) < 1 or len(set(names)) != len(names):
             raise ValueError(f"Cannot make a cluster of nodes {names}: give at least one, each under a name of its own.")
-        if self.discipline not in ("maxmin", "fifo", "uneven"):
+        if self.discipline not in get_args(Discipline):
             raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, fifo or uneven.")
         if not 0 <= self.latency_seconds < float("inf"):
             raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")

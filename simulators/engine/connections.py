@@ -175,20 +175,40 @@ def with_copies(
     return pull, push, found[2 * nodes * servers :]
 
 
-def first_come(net: Connections, nic: Array, pulls: Array, pushes: Array, arrival: Array) -> tuple[Array, Array]:
+def first_come(net: Connections, out: Array, pulls: Array, pushes: Array, arrival: Array) -> tuple[Array, Array]:
     """Rates [k, s] of pulls and of pushes where links serve transfers in the order of `arrival` [k]: the connections of
-    each divide what earlier transfers leave of the servers' links, and its own limit `nic` [k]. Every kind is one server."""
-    order = jnp.argsort(arrival)
+    each divide what earlier transfers leave of the worker's own link, and of the servers' links and processes.
 
-    def serve(turn: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        found, free = carry
+    Every kind is one server. `out` [k] is what NICs can send at present.
+    """
+    order, coupled = jnp.argsort(arrival), net.server.shape[0] > 0
+    nodes: Any = jnp.maximum(net.server, 0)
+
+    def one_way(
+        worker: Array, flows: Array, own: Array, nics: Array, process: Array
+    ) -> tuple[Array, tuple[Array, Array, Array]]:
+        """Rates [s] of one worker's `flows`, and what they leave of workers' NICs, of servers' NICs, and of processes."""
+        mine = net.server == worker if coupled else jnp.zeros(flows.shape, bool)
+        away = jnp.where(net.server >= 0, nics[nodes], _UNLIMITED) if coupled else _UNLIMITED
+        abroad = network.waterfill(jnp.minimum(process, away), own[worker], flows & ~mine)
+        left = own.at[worker].add(-jnp.sum(abroad)), nics, jnp.maximum(process - abroad, 0.0)
+        if not coupled:
+            return abroad, left
+        # What a node moves to itself crosses no NIC.
+        home = jnp.where(flows & mine, process, 0.0)
+        taken = jnp.where(net.server >= 0, abroad, 0.0)
+        return abroad + home, (left[0], nics.at[nodes].add(-taken), jnp.maximum(process - abroad - home, 0.0))
+
+    def serve(turn: Array, carry: tuple[Array, Array, Array, Array, Array, Array]) -> tuple[Array, ...]:
+        pull, push, sends, receives, free_out, free_into = carry
         worker = order[turn]
-        mine = jnp.stack([pulls[worker], pushes[worker]])
-        taken = jax.vmap(network.waterfill, in_axes=(0, None, 0))(free, nic[worker], mine)
-        return found.at[:, worker].set(taken), jnp.maximum(free - taken, 0.0)
+        pulled, (free_into, free_out, sends) = one_way(worker, pulls[worker], free_into, free_out, sends)
+        pushed, (free_out, free_into, receives) = one_way(worker, pushes[worker], free_out, free_into, receives)
+        pull, push = pull.at[worker].set(pulled), push.at[worker].set(pushed)
+        return pull, push, sends, receives, jnp.maximum(free_out, 0.0), jnp.maximum(free_into, 0.0)
 
-    start = (jnp.zeros((2, *pulls.shape)), jnp.stack([net.sends, net.receives]))
-    (pull, push), _ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
+    start = (jnp.zeros(pulls.shape), jnp.zeros(pulls.shape), net.sends, net.receives, out, net.into)
+    pull, push, *_ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
     return pull, push
 
 

@@ -14,23 +14,11 @@ REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-def check_links(
-    discipline: str,
-    control_queue: float,
-    *,
-    overlap: bool,
-    buckets: bool,
-    tables: bool,
-    snapshots: bool,
-    independent: bool,
-) -> None:
-    """Raise Rejected where transfers cannot share their links by that discipline: nodes `overlap` if some are workers and
-    servers, `buckets` limit what they send, servers send `snapshots`, mini-batches touch rows of embedding `tables`, and
-    flows are `independent`."""
-    if discipline == "fifo" and (overlap or buckets or tables or snapshots):
-        where = "servers send snapshots" if snapshots else "a node has a token bucket"
-        where = "a node is worker and server" if overlap else where
-        where = "mini-batches touch rows of embedding tables" if tables else where
+def check_links(discipline: str, control_queue: float, *, tables: bool, snapshots: bool, independent: bool) -> None:
+    """Raise Rejected where transfers cannot share their links by that discipline: servers send `snapshots`, mini-batches
+    touch rows of embedding `tables`, and flows are `independent`."""
+    if discipline == "fifo" and (tables or snapshots):
+        where = "mini-batches touch rows of embedding tables" if tables else "servers send snapshots"
         raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
     if control_queue and tables:
         raise Rejected("Cannot queue requests where mini-batches touch rows of embedding tables: set control_queue to 0.")

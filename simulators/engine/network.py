@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["MANY_NICS", "Proportions", "connected", "fifo", "maxmin", "uneven", "waterfill"]
+__all__ = ["MANY_NICS", "Proportions", "connected", "fifo", "fifo_of_nics", "maxmin", "uneven", "waterfill"]
 
 MANY_NICS = 64  # nodes from which on NICs are shared by `Proportions`: a matrix takes as long up to about 40
 _MANY = 40  # transfers from which on to compare all pairs of them takes longer than to go through them step by step
@@ -187,6 +187,31 @@ def maxmin(usage: Array | Proportions, capacity: Array, active: Array, weights: 
     start = (jnp.zeros(active.shape, capacity.dtype), active & ~unlimited, capacity)
     rates, _, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), fill, start)
     return jnp.where(unlimited, _UNLIMITED, rates)
+
+
+def fifo_of_nics(usage: Array | Proportions, capacity: Array, active: Array, arrival: Array) -> Array:
+    """Rates [f] where several resources serve in order of `arrival`: each transfer takes all that earlier ones leave to it.
+
+    Args:
+        usage: as in `maxmin`.
+        capacity: of each resource, [r] bytes/s.
+        active: which transfers are in progress, bool [f]. One that uses no resource gets 1e30.
+        arrival: int32 [f]; of equals the first is served first.
+    """
+    on_resources = usage.on_resources if isinstance(usage, Proportions) else lambda rates: rates @ usage
+    order = jnp.argsort(jnp.where(active, arrival, np.iinfo(arrival.dtype).max), stable=True)
+    transfers = jnp.arange(active.shape[0], dtype=order.dtype)
+
+    def serve(turn: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        rates, free = carry
+        mine = transfers == order[turn]
+        each = on_resources(jnp.where(mine, 1.0, 0.0))
+        least = jnp.min(jnp.where(each > 0, free / jnp.where(each > 0, each, 1.0), _UNLIMITED))
+        return jnp.where(mine, least, rates), jnp.maximum(free - least * each, 0.0)
+
+    start = (jnp.zeros(active.shape, capacity.dtype), capacity)
+    rates: Array = jax.lax.fori_loop(0, jnp.sum(active), serve, start)[0]
+    return rates
 
 
 def connected(

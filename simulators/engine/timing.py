@@ -269,7 +269,10 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             usage = usage if proportions else jnp.concatenate([usage, inputs.snapshots.usage])
             moving = jnp.concatenate([moving, flight.copying > 0])
             each = jnp.concatenate([each, inputs.snapshots.weights])
-        both = network.maxmin(usage, capacity, moving, each)
+        if discipline == "fifo":
+            both = network.fifo_of_nics(usage, capacity, moving, jnp.tile(flight.arrival, 2))
+        else:
+            both = network.maxmin(usage, capacity, moving, each)
         pull, push = both[:nodes], both[nodes : 2 * nodes]
         if inputs.snapshots:
             sending = both[2 * nodes :]
@@ -311,7 +314,7 @@ def _connection_rates(
         out = jnp.where(flight.tokens > 0, out, jnp.minimum(out, left))
     sending: Any = ()
     if discipline == "fifo":
-        pull, push = connections.first_come(net, inputs.nic, pulls, pushes, flight.arrival)
+        pull, push = connections.first_come(net, out, pulls, pushes, flight.arrival)
     elif inputs.snapshots:
         copied = (net.server >= 0) & (flight.copying[net.server] > 0)
         pull, push, copies = connections.with_copies(net, out, pulls, pushes, weights, inputs.snapshots.usage, copied)

@@ -184,17 +184,7 @@ def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        (
-            {"cluster": {"discipline": "fifo"}, "start": {"workers": ["n0", "n1"], "servers": ["n1"]}},
-            r"\[cluster\].*worker and",
-        ),
-        (
-            {
-                "cluster": {"discipline": "fifo"},
-                "conditions": {"buckets": [{"nodes": ["n0"], "capacity_bytes": 1, "refill_bytes_per_second": 1}]},
-            },
-            r"\[cluster\] .* token bucket: use maxmin",
-        ),
+        ({"cluster": {"discipline": "fifo", "snapshot_clocks": 20}}, r"\[cluster\] .* send snapshots: use maxmin"),
         ({"cluster": {"control_queue": 1.0}, "workload": {"name": "clicks-fm"}}, r"\[cluster\] .* set control_queue to 0"),
         (
             {"cluster": {"independent_flows": True}, "workload": {"name": "clicks-fm"}},

@@ -100,17 +100,18 @@ def test_a_bucket_that_is_never_empty_changes_nothing():
 TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
+@pytest.mark.parametrize("discipline", ["maxmin", "fifo"])
 @pytest.mark.parametrize("independent", [False, True], ids=["", "each flow by itself"])
 @pytest.mark.parametrize(
     "changed",
     [{}, {"policy": "bsp"}, {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}],
     ids=["asp", "bsp", "both roles"],
 )
-def test_the_reference_simulation_agrees_on_buckets(changed, independent):
+def test_the_reference_simulation_agrees_on_buckets(changed, independent, discipline):
     """Throttled workers and servers, slow-downs, noise: event by event as in the plain simulation."""
     conditions = Conditions(buckets=TIGHT, episodes=(Episode("b", 10.0, 25.0, 2.0),))
     setting = start(**changed)
-    machines = cluster(independent_flows=independent)
+    machines = cluster(discipline, independent_flows=independent)
     seen = timed(conditions, seed=4, setting=setting, cluster=machines).perform(Run(clocks=150)).pushes
     bound = 0 if setting.policy == "bsp" else np.inf
     judge = Oracle(machines, job(SMALL), setting, conditions, Bounded(bound), 4).run(150)
@@ -164,8 +165,3 @@ def test_no_pause_between_branches_leaves_buckets_as_they_are():
 def test_impossible_buckets_are_refused(buckets, reason):
     with pytest.raises(ValueError, match=reason):
         check(Conditions(buckets=buckets), NAMES)
-
-
-def test_first_come_first_served_has_no_buckets():
-    with pytest.raises(ValueError, match="first come first served where a node has a token bucket"):
-        system(cluster("fifo"), job(), start(), Conditions(buckets=TIGHT))

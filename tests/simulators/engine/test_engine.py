@@ -236,6 +236,26 @@ def test_flows_that_end_by_themselves_first_come_first_served(made, policy):
 
 
 @slow_to_compile
+@given(jobs(overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
+def test_workers_that_serve_first_come_first_served(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(overlap=True, discipline="fifo", aggregation="sum"), TWO)
+def test_workers_that_serve_first_come_first_served_as_in_large_clusters(made, policy):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "MANY_NICS", 1)
+        compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
+def test_flows_to_workers_that_serve_first_come_first_served(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, control_queue=0.8, aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_to_workers_that_serve(made, policy):
     compared(made, *policy)

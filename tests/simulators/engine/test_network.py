@@ -13,6 +13,7 @@ F, R = 5, 4  # transfers and resources; fixed, so that each function compiles on
 K = 4  # nodes
 waterfill, fifo, maxmin = jax.jit(network.waterfill), jax.jit(network.fifo), jax.jit(network.maxmin)
 uneven, connected = jax.jit(network.uneven), jax.jit(network.connected)
+fifo_of_nics = jax.jit(network.fifo_of_nics)
 fifo_of_many, uneven_of_many = jax.jit(network._fifo_of_many), jax.jit(network._uneven_of_many)
 
 BANDWIDTHS = st.floats(0.1, 1e9)
@@ -139,6 +140,15 @@ def test_first_come_first_served_never_lets_later_transfers_slow_earlier_ones(fi
         without[young] = False
         elders = arrival < arrival[young]
         np.testing.assert_array_equal(rates[elders], np.asarray(fifo(limits, capacity, without, arrival))[elders])
+
+
+@given(USAGES, CAPACITIES, MASKS, ORDERS)
+def test_first_come_first_served_gives_each_what_earlier_ones_leave_of_all_that_it_uses(usage, capacity, active, arrival):
+    flows = {f: dict(enumerate(usage[f])) for f in np.argsort(arrival) if active[f]}
+    expected = first_come(flows, dict(enumerate(capacity)))
+    rates = np.asarray(fifo_of_nics(usage, capacity, active, arrival))
+    rest = 1e-14 * capacity.max() / usage[usage > 0].min(initial=1.0)
+    np.testing.assert_allclose(rates, [min(expected.get(f, 0.0), 1e30) for f in range(F)], rtol=1e-9, atol=rest)
 
 
 @pytest.mark.parametrize("uneven", [uneven, uneven_of_many], ids=["few", "many"])
