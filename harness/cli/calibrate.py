@@ -97,7 +97,7 @@ def _add_given(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--discipline",
-        choices=("maxmin", "uneven", "fifo"),
+        choices=("maxmin", "uneven", "fifo", "serial"),
         help="how transfers share NICs (default: chosen from the recording)",
     )
     command.add_argument(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from simulators.cluster.cluster import Discipline
 from simulators.cluster.conditions import (
     Bucket,
     Conditions,
@@ -70,7 +71,7 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[cluster]"""
 
     nodes: tuple[NodeGroup, ...]
-    discipline: Literal["maxmin", "fifo", "uneven"] = "maxmin"
+    discipline: Discipline = "maxmin"
     latency_seconds: _Amount = 0.0
     control_queue: _Amount = 0.0  # share of the pushes queued at the servers that a pull's request waits for, 0 to 1
     snapshot_clocks: _Whole = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none

@@ -9,9 +9,9 @@ from simulators.cluster.profiles import NodeType
 
 __all__ = ["Cluster", "Discipline"]
 
-Discipline = Literal["maxmin", "uneven", "fifo"]
-"""How transfers share a link: evenly; unevenly, as over TCP, pulls by lot and pushes as they arrive; or first come, first
-served."""
+Discipline = Literal["maxmin", "uneven", "fifo", "serial"]
+"""How transfers share a link: evenly; unevenly, as over TCP, pulls by lot and pushes as they arrive; first come, first
+served, each way; or, `serial`, in one queue of each server for pulls, pushes and updates: one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Cluster:
         if len(names) < 1 or len(set(names)) != len(names):
             raise ValueError(f"Cannot make a cluster of nodes {names}: give at least one, each under a name of its own.")
         if self.discipline not in get_args(Discipline):
-            raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, fifo or uneven.")
+            raise ValueError(f"Cannot share a network by {self.discipline!r}: choose maxmin, uneven, fifo or serial.")
         if not 0 <= self.latency_seconds < float("inf"):
             raise ValueError(f"Cannot use latency_seconds = {self.latency_seconds}: it must be finite and not negative.")
         if not 0 <= self.control_queue <= 1:
@@ -42,5 +42,7 @@ class Cluster:
             raise ValueError(f"Cannot use uneven_bytes = {self.uneven_bytes}: it must be finite and not negative.")
         if self.uneven_bytes and self.discipline != "uneven":
             raise ValueError('Cannot use uneven_bytes where links are shared otherwise: set discipline = "uneven".')
+        if self.control_queue and self.discipline == "serial":
+            raise ValueError("Cannot use control_queue where servers are serial: requests wait in their one queue as it is.")
         if self.snapshot_clocks < 0:
             raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")

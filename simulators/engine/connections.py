@@ -175,40 +175,56 @@ def with_copies(
     return pull, push, found[2 * nodes * servers :]
 
 
-def first_come(net: Connections, out: Array, pulls: Array, pushes: Array, arrival: Array) -> tuple[Array, Array]:
+def first_come(
+    net: Connections, out: Array, pulls: Array, pushes: Array, arrival: Array, *, serial: bool
+) -> tuple[Array, Array]:
     """Rates [k, s] of pulls and of pushes where links serve transfers in the order of `arrival` [k]: the connections of
     each divide what earlier transfers leave of the worker's own link, and of the servers' links and processes.
 
-    Every kind is one server. `out` [k] is what NICs can send at present.
+    Every kind is one server. `out` [k] is what NICs can send at present. `serial`: pulls and pushes divide a server's time.
     """
     order, coupled = jnp.argsort(arrival), net.server.shape[0] > 0
     nodes: Any = jnp.maximum(net.server, 0)
 
+    def of_servers(nics: Array) -> Array:
+        """What the NICs of nodes, [k], leave to servers, [s]."""
+        return jnp.where(net.server >= 0, nics[nodes], _UNLIMITED) if coupled else jnp.asarray(_UNLIMITED)
+
     def one_way(
-        worker: Array, flows: Array, own: Array, nics: Array, process: Array
-    ) -> tuple[Array, tuple[Array, Array, Array]]:
-        """Rates [s] of one worker's `flows`, and what they leave of workers' NICs, of servers' NICs, and of processes."""
+        worker: Array, flows: Array, own: Array, nics: Array, process: Array, abroad: Array, idle: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Rates [s] of one worker's `flows`, and what they leave of workers' NICs, of servers' NICs, and of servers' time.
+
+        A server's process moves so many bytes per second, `process` [s], and those of other nodes as fast as `abroad` [s].
+        """
         mine = net.server == worker if coupled else jnp.zeros(flows.shape, bool)
-        away = jnp.where(net.server >= 0, nics[nodes], _UNLIMITED) if coupled else _UNLIMITED
-        abroad = network.waterfill(jnp.minimum(process, away), own[worker], flows & ~mine)
-        left = own.at[worker].add(-jnp.sum(abroad)), nics, jnp.maximum(process - abroad, 0.0)
-        if not coupled:
-            return abroad, left
-        # What a node moves to itself crosses no NIC.
-        home = jnp.where(flows & mine, process, 0.0)
-        taken = jnp.where(net.server >= 0, abroad, 0.0)
-        return abroad + home, (left[0], nics.at[nodes].add(-taken), jnp.maximum(process - abroad - home, 0.0))
+        limits = jnp.minimum(idle * abroad, of_servers(nics))
+        away = network.waterfill(limits, own[worker], flows & ~mine)
+        home = jnp.where(flows & mine, idle * process, 0.0)  # what a node moves to itself crosses no NIC
+        own = own.at[worker].add(-jnp.sum(away))
+        if coupled:
+            nics = nics.at[nodes].add(-jnp.where(net.server >= 0, away, 0.0))
+        return away + home, own, nics, jnp.maximum(idle - away / abroad - home / process, 0.0)
 
-    def serve(turn: Array, carry: tuple[Array, Array, Array, Array, Array, Array]) -> tuple[Array, ...]:
-        pull, push, sends, receives, free_out, free_into = carry
+    sends, receives = (
+        jnp.minimum(process, of_servers(nics)) if serial else process
+        for process, nics in ((net.sends, net.out), (net.receives, net.into))
+    )
+
+    def serve(turn: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        pull, push, free_out, free_into, sending, receiving = carry
         worker = order[turn]
-        pulled, (free_into, free_out, sends) = one_way(worker, pulls[worker], free_into, free_out, sends)
-        pushed, (free_out, free_into, receives) = one_way(worker, pushes[worker], free_out, free_into, receives)
-        pull, push = pull.at[worker].set(pulled), push.at[worker].set(pushed)
-        return pull, push, sends, receives, jnp.maximum(free_out, 0.0), jnp.maximum(free_into, 0.0)
+        pulled, free_into, free_out, sending = one_way(worker, pulls[worker], free_into, free_out, net.sends, sends, sending)
+        receiving = sending if serial else receiving
+        pushed, free_out, free_into, receiving = one_way(
+            worker, pushes[worker], free_out, free_into, net.receives, receives, receiving
+        )
+        sending = receiving if serial else sending
+        free_out, free_into = jnp.maximum(free_out, 0.0), jnp.maximum(free_into, 0.0)
+        return pull.at[worker].set(pulled), push.at[worker].set(pushed), free_out, free_into, sending, receiving
 
-    start = (jnp.zeros(pulls.shape), jnp.zeros(pulls.shape), net.sends, net.receives, out, net.into)
-    pull, push, *_ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
+    none, whole = jnp.zeros(pulls.shape), jnp.ones(net.sends.shape)
+    pull, push, *_ = jax.lax.fori_loop(0, pulls.shape[0], serve, (none, none, out, net.into, whole, whole))
     return pull, push
 
 

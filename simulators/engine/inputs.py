@@ -352,7 +352,9 @@ def _transfers(
     capacity = np.zeros(0)
     of_snapshots: Any = ()
     if each_nic_counts(cluster, setting, conditions, workload):
-        if k >= network.MANY_NICS and not has_tables(workload):
+        if cluster.discipline == "serial":
+            usage, capacity = _serial_usage(nodes, setting, effects)
+        elif k >= network.MANY_NICS and not has_tables(workload):
             usage, capacity = _proportions(nodes, setting, effects, snapshots=cluster.snapshot_clocks > 0)
         else:
             usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
@@ -410,7 +412,7 @@ def _connections(cluster: Cluster, setting: Setting, conditions: Conditions, eff
         setting.servers,
         connections.Servers(*_shares_of_servers(setting, effects), out, into, service),
         shared={*setting.workers} | {n for bucket in conditions.buckets for n in bucket.nodes},
-        apart=cluster.discipline == "fifo",
+        apart=cluster.discipline in ("fifo", "serial"),
         snapshots=cluster.snapshot_clocks > 0,
     )
 
@@ -618,6 +620,27 @@ def _usage(
         kept[2 * k :] = kept[2 * k :].any()
         capacity = np.minimum(capacity, _UNLIMITED)
     return usage[:, kept], capacity[kept]
+
+
+def _serial_usage(
+    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """As `_usage`, without snapshots, where each server has one queue for both ways: one resource, of which a byte takes
+    the seconds that the server needs for it, by its NIC or its process. Resources, k each: NICs out, NICs in, servers."""
+    k, pairs = len(nodes), (_shares_of_servers(setting, effects), (effects.out, effects.into))
+    usage, limits = np.zeros((2 * k, 3 * k)), [_left(nodes, taken) for taken in pairs[1]]
+    for way, share in enumerate(pairs[0]):
+        rows = slice(way * k, (way + 1) * k)
+        for j, (server, kind) in enumerate(nodes):
+            part, service, nic = share.get(server, 0.0), kind.service_bytes_per_second, limits[way][server]
+            mine = np.arange(k) == j
+            usage[rows, 2 * k + j] = np.where(mine, part / service, part / min(service, nic))
+            others = np.flatnonzero(~mine)
+            sender, receiver = (np.full(k, j), np.arange(k)) if way == 0 else (np.arange(k), np.full(k, j))
+            usage[way * k + others, sender[others]] += part
+            usage[way * k + others, k + receiver[others]] += part
+    nics = [limit[n] for limit in limits for n, _ in nodes]
+    return usage, np.array([*nics, *np.ones(k)])
 
 
 def _proportions(

@@ -46,7 +46,7 @@ class Program(NamedTuple):
     model: LearningProgram | None  # None: timing-only
     decide: Callable[[Any, Push], tuple[Any, Decision]]
     probes: bool  # the policy wants losses around the update
-    discipline: str  # maxmin | fifo | uneven
+    discipline: str  # maxmin | uneven | fifo | serial
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
     timers: bool = False  # the policy sets a timer, and decides when it has run down

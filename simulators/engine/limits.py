@@ -17,7 +17,7 @@ REVISING = ("adarevision",)
 def check_links(discipline: str, control_queue: float, *, tables: bool, snapshots: bool, independent: bool) -> None:
     """Raise Rejected where transfers cannot share their links by that discipline: servers send `snapshots`, mini-batches
     touch rows of embedding `tables`, and flows are `independent`."""
-    if discipline == "fifo" and (tables or snapshots):
+    if discipline in ("fifo", "serial") and (tables or snapshots):
         where = "mini-batches touch rows of embedding tables" if tables else "servers send snapshots"
         raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
     if control_queue and tables:

@@ -22,7 +22,7 @@ IN_ONE_FUNCTION = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_use_fusi
 """For XLA: products of matrices without calls of its library, and kernels without MLIR. One function can have neither."""
 
 _MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
-_MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024}
+_MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024, "serial": 1024}
 """Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
 _MOST_NICS = 800  # the same, where each NIC counts
 

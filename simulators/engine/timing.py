@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 WAIT, PULL, COMPUTE, PUSH, APPLY, REQUEST = range(6)
+_QUEUES = ("fifo", "serial")  # disciplines that serve in the order of arrival
 _ROUNDING = 1e-9  # relative
 _SHARES = 0x9D2C5680F1A3B7E5  # key of the noise in bandwidth shares, which must differ from that of compute times
 
@@ -251,12 +252,14 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     Bytes per second for a transfer, seconds per second for the rest.
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
+    if discipline == "serial":  # servers send and receive nothing while they apply a push
+        pulling, pushing = (way & ~jnp.any(flight.phase == APPLY) for way in (pulling, pushing))
     nodes, drains = pulling.shape[0], inputs.bucket_refill
     sending: Any = ()
     flows: Any = ()
     weights = _weights(inputs, flight) if discipline == "uneven" else jnp.ones((2, nodes))
     if inputs.connections:
-        pull, push, sending, drains, flows = _connection_rates(inputs, flight, weights, discipline)
+        pull, push, sending, drains, flows = _connection_rates(inputs, flight, pulling, pushing, weights, discipline)
     elif overlapping:
         capacity = inputs.capacity
         if len(inputs.bucket_bytes):
@@ -269,7 +272,7 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             usage = usage if proportions else jnp.concatenate([usage, inputs.snapshots.usage])
             moving = jnp.concatenate([moving, flight.copying > 0])
             each = jnp.concatenate([each, inputs.snapshots.weights])
-        if discipline == "fifo":
+        if discipline in _QUEUES:
             both = network.fifo_of_nics(usage, capacity, moving, jnp.tile(flight.arrival, 2))
         else:
             both = network.maxmin(usage, capacity, moving, each)
@@ -278,6 +281,11 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
             sending = both[2 * nodes :]
         if len(inputs.bucket_bytes):
             drains = _drains(inputs, usage.on_resources(both)[:nodes] if proportions else both @ usage[:, :nodes])
+    elif discipline == "serial":
+        # Transfers of both ways divide the servers' time.
+        rate = jnp.where(pulling, inputs.serve_out, inputs.serve_in)
+        either = rate * network.fifo(inputs.nic / rate, jnp.ones(()), pulling | pushing, flight.arrival)
+        pull, push = (jnp.where(way, either, 0.0) for way in (pulling, pushing))
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
         served: dict[str, Callable[..., Array]] = {
@@ -302,19 +310,20 @@ def _drains(inputs: EngineInputs, sent: Array) -> Array:
 
 
 def _connection_rates(
-    inputs: EngineInputs, flight: Flight, weights: Array, discipline: str
+    inputs: EngineInputs, flight: Flight, pulling: Array, pushing: Array, weights: Array, discipline: str
 ) -> tuple[Array, Array, Any, Array, Array]:
     """Where connections are independent: rates of pulls and of pushes, [k], of snapshots, [k] or (), tokens that buckets
     lose, [k], and rates by connection, [k, s]."""
     net, out = inputs.connections, inputs.connections.out
     sends = flight.parts > 0
-    pulls, pushes = (sends & (flight.phase == way)[:, None] for way in (PULL, PUSH))
+    pulls, pushes = (sends & way[:, None] for way in (pulling, pushing))
     if len(inputs.bucket_bytes):
         left = jnp.maximum(inputs.bucket_refill - inputs.bucket_taken, 1.0)
         out = jnp.where(flight.tokens > 0, out, jnp.minimum(out, left))
     sending: Any = ()
-    if discipline == "fifo":
-        pull, push = connections.first_come(net, out, pulls, pushes, flight.arrival)
+    if discipline in _QUEUES:
+        serial = discipline == "serial"
+        pull, push = connections.first_come(net, out, pulls, pushes, flight.arrival, serial=serial)
     elif inputs.snapshots:
         copied = (net.server >= 0) & (flight.copying[net.server] > 0)
         pull, push, copies = connections.with_copies(net, out, pulls, pushes, weights, inputs.snapshots.usage, copied)

@@ -261,18 +261,25 @@ class Oracle:
             for server, left in self.workers[w].left.items()
             if left > 0 or not server
         }
+        serial = self.discipline == "serial"
+        if serial and any(s.phase == APPLY for s in self.workers.values()):
+            flows = {}  # servers do nothing else
         flows |= {("snapshot", server): self._copy_uses(server) for server in self.copying}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
         for n, bucket in self.buckets.items():
             if self.tokens[n] == 0:
                 capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
+        if serial:
+            capacity |= {("time", n): 1.0 for n in self.kinds}
+            flows = {f: self._in_one_queue(f[0], uses) for f, uses in flows.items()}
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
         # As a flow of a pull: beside connections, as one of these.
         weights = {("snapshot", server): 1.0 if self.connections else self.share[server] for server in self.copying}
-        fifo = self.discipline == "fifo"
-        moves = first_come(flows, capacity) if fifo else progressive_filling(flows, capacity, weights)
+        queues = self.discipline in ("fifo", "serial")
+        moves = first_come(flows, capacity) if queues else progressive_filling(flows, capacity, weights)
+        moves |= {(w, c): 0.0 for w in moving for c in self.workers[w].left if (w, c) not in moves}
         drains = {}
         for n, bucket in self.buckets.items():
             way = ("nic", "out", n)
@@ -280,6 +287,16 @@ class Oracle:
             even = abs(sent - bucket.refill_bytes_per_second) < 1e-9 * sent
             drains[n] = 0.0 if even else sent - bucket.refill_bytes_per_second
         return rates | moves, drains
+
+    def _in_one_queue(self, worker, uses):
+        """The same where a server has one queue for both ways: each byte takes its time by its NIC or its process."""
+        found = {r: u for r, u in uses.items() if r[0] != "server"}
+        for (kind, _, n), part in uses.items():
+            if kind == "server":
+                machine = self.kinds[n]
+                nic = math.inf if n == worker else machine.nic_bytes_per_second
+                found["time", n] = part / min(nic, machine.service_bytes_per_second)
+        return found
 
     def _copy_uses(self, server):
         """What one byte of a server's snapshot puts on NICs and processes, its own and those of the next server, if any."""

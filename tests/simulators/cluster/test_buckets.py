@@ -100,7 +100,7 @@ def test_a_bucket_that_is_never_empty_changes_nothing():
 TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
-@pytest.mark.parametrize("discipline", ["maxmin", "fifo"])
+@pytest.mark.parametrize("discipline", ["maxmin", "fifo", "serial"])
 @pytest.mark.parametrize("independent", [False, True], ids=["", "each flow by itself"])
 @pytest.mark.parametrize(
     "changed",

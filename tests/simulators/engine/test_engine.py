@@ -256,6 +256,30 @@ def test_flows_to_workers_that_serve_first_come_first_served(made, policy):
 
 
 @slow_to_compile
+@given(jobs(discipline="serial", aggregation="sum"), TWO)
+def test_servers_that_do_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(overlap=True, discipline="serial", aggregation="sum"), TWO)
+def test_servers_that_work_and_do_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, discipline="serial", aggregation="sum"), TWO)
+def test_flows_to_servers_that_do_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(independent_flows=True, overlap=True, discipline="serial", aggregation="sum"), TWO)
+def test_flows_to_workers_that_serve_and_do_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, control_queue=0.8, aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_to_workers_that_serve(made, policy):
     compared(made, *policy)
