@@ -73,7 +73,8 @@ class GivenConstants:
             )
             for form in FORMS
         ]
-        return tuple(dict.fromkeys(left))
+        # Requests of serial servers are in their one queue as it is.
+        return tuple(form for form in dict.fromkeys(left) if not (form.control_queue and form.discipline == "serial"))
 
     def with_snapshots(self, read: ReadRecording) -> ReadRecording:
         """The recording with snapshots of the servers as said."""

@@ -4,8 +4,9 @@ A cycle is that of `simulators.engine.timing`. Without a barrier the cluster is 
 independently and share three stations, the servers' outgoing bandwidth, their incoming bandwidth, and their queue of pushes
 to apply. Mean values are the fixed point of Bard and Schweitzer, with one class per worker (Lazowska et al., Quantitative
 System Performance, Section 7.4.2). A worker whose own NIC limits a transfer waits only for the shared part of it (Seidmann's
-approximation). An apply has a constant time, so an arriving push waits for half of the apply in service. At a barrier all
-workers pull together, the slowest computes longest, and all push together. The engine is the reference; it differs from
+approximation). An apply has a constant time, so an arriving push waits for half of the apply in service; and so do transfers
+that are served first come, first served. At a barrier all workers pull together, the slowest computes longest, and all push
+together, or one after another as their pulls were served. The engine is the reference; it differs from
 this by a few percent, and `simulators.calibration.fit` corrects for the difference.
 
 Servers that are unlike or also work are stations of their own, each way (`Stations`). A transfer has a flow to each of
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
+from simulators.cluster.cluster import Discipline
 from simulators.engine.inputs import CycleCosts
 
 __all__ = ["Plant", "Spans", "Stations", "spans"]
@@ -51,6 +53,9 @@ class Plant(NamedTuple):
     jitter: float  # coefficient of variation of compute times
     sleep_seconds: float  # mean per mini-batch
     stations: Stations | None = None  # None: all servers are one station, as large as the busiest one
+    discipline: Discipline = (
+        "maxmin"  # as in `Cluster`; of servers that are stations of their own, shares are taken for even
+    )
 
 
 class Spans(NamedTuple):
@@ -96,6 +101,8 @@ class _Arrays(NamedTuple):
     alone: _Pair  # seconds of a pull and of a push that have the links for themselves, [n, k]
     shared: _Pair  # seconds that they take of the servers' links, [n, 1]
     apply: NDArray[np.float64]  # seconds, [n, 1]
+    queues: NDArray[np.bool_]  # transfers are served first come, first served, [n, 1]
+    serial: NDArray[np.bool_]  # in one queue with updates, [n, 1]
     ways: tuple[_Visits, _Visits] | None  # of pulls and of pushes, where servers are stations of their own
 
 
@@ -105,13 +112,20 @@ def _without_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
     think = of.compute + of.overhead
     if of.ways is not None:
         return np.stack(_network_of_stations(of.active, think, of.ways, of.apply))[:, :, 0]
-    return np.stack(_network(of.active, think, of.alone, of.shared, of.apply))[:, :, 0]
+    return np.stack(_network(of, think))[:, :, 0]
 
 
 def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
     """The parts of a synchronous step of each plant, [4, n]."""
     of = _arrays(plants)
     workers = of.active.sum(axis=1, keepdims=True)
+    if of.ways is None and of.queues.any():
+        found = np.stack(_barrier_in_turn(of))[:, :, 0]
+        if of.queues.all():
+            return found
+        rest = ~of.queues[:, 0]
+        found[:, rest] = _at_barrier([p for p, left in zip(plants, rest, strict=True) if left])
+        return found
     if of.ways is not None:
         pulled, pushed = of.ways
         alone: _Pair = (pulled.alone, pushed.alone)
@@ -150,13 +164,13 @@ def _arrays(plants: Sequence[Plant]) -> _Arrays:
     stations = [p.stations for p in plants if p.stations is not None]
     if stations:
         ways = (_visits(stations, active, nic, pull), _visits(stations, active, nic, push))
-    return _Arrays(active, compute, overhead, jitter, alone, shared, apply, ways)
+    queues, serial = (np.array([[p.discipline in names] for p in plants]) for names in (("fifo", "serial"), ("serial",)))
+    return _Arrays(active, compute, overhead, jitter, alone, shared, apply, queues, serial, ways)
 
 
-def _network(
-    active: NDArray[np.bool_], think: NDArray[np.float64], alone: _Pair, shared: _Pair, apply: NDArray[np.float64]
-) -> _Parts:
+def _network(of: _Arrays, think: NDArray[np.float64]) -> _Parts:
     """Mean values of the closed network, each [n, 1]: compute, pull, push with apply, cycle."""
+    active, alone, shared, apply = of.active, of.alone, of.shared, of.apply
 
     def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
         mine: NDArray[np.float64] = np.where(active, of, 0.0)
@@ -168,10 +182,20 @@ def _network(
     for _ in range(_ROUNDS):
         rate = 1.0 / (think + sum(direct) + pull + push + queue + 1e-300)
         busy = np.minimum(others(rate * apply), 1.0)
+        met = [others(rate * pull), others(rate * push)]
+        if of.queues.any():
+            served = (np.minimum(others(rate * s), 1.0) for s in shared)
+            met = [np.where(of.queues, np.maximum(q - u / 2, 0.0), q) for q, u in zip(met, served, strict=True)]
+        pulled, pushed = (s * (1.0 + q) for s, q in zip(shared, met, strict=True))
+        applied = apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
+        if of.serial.any():
+            whole = shared[1] + apply
+            ahead = (s * (others(rate * q) - others(rate * s) / 2) for s, q in ((shared[0], pull), (whole, push + queue)))
+            behind = np.maximum(sum(ahead), 0.0)
+            pulled, pushed = (np.where(of.serial, s + behind, x) for s, x in zip(shared, (pulled, pushed), strict=True))
+            applied = np.where(of.serial, apply, applied)
         # Damped by one half; the undamped iteration oscillates.
-        pull = 0.5 * pull + 0.5 * shared[0] * (1.0 + others(rate * pull))
-        push = 0.5 * push + 0.5 * shared[1] * (1.0 + others(rate * push))
-        queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
+        pull, push, queue = 0.5 * pull + 0.5 * pulled, 0.5 * push + 0.5 * pushed, 0.5 * queue + 0.5 * applied
     return _over_pushes(active, think, pull + direct[0], push + direct[1], queue)
 
 
@@ -222,6 +246,31 @@ def _network_of_stations(
         queue = 0.5 * queue + 0.5 * apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
     pull, push = ((way.direct + x).max(axis=2) for way, x in zip(ways, spent, strict=True))
     return _over_pushes(active, think, pull, push, queue)
+
+
+def _barrier_in_turn(of: _Arrays) -> _Parts:
+    """The parts of a synchronous step, each [n, 1], of plants whose servers serve first come, first served.
+
+    The first to pull computes and pushes while others still pull.
+    """
+    workers = of.active.sum(axis=1, keepdims=True)
+    pull, push = of.shared
+    first, pushed = (
+        np.maximum(np.where(of.active, a, 0.0).max(axis=1, keepdims=True), s)
+        for a, s in zip(of.alone, of.shared, strict=True)
+    )
+    last = np.maximum(first, workers * pull)
+    constant, slowest = of.overhead.max(axis=1, keepdims=True), _slowest(of.active, of.compute, of.jitter)
+    mean = np.where(of.active, of.compute, 0.0).sum(axis=1, keepdims=True) / workers
+    quickest = np.maximum(2 * mean - slowest, 0.0)
+    # In one queue, pushes wait until all have pulled; in two, for those before them that came faster than they are served.
+    each = np.where(of.serial, push + of.apply, np.maximum(push, of.apply))
+    begun = np.where(of.serial, np.maximum(last, first + quickest), first + quickest)
+    end = np.maximum(np.maximum(last + mean, (first + last) / 2 + slowest), begun + (workers - 1) * each) + pushed + of.apply
+    apart = np.where(of.serial, 0.0, (last - first) / np.maximum(workers - 1, 1))
+    waits = np.where(of.serial, np.maximum(begun - (first + last) / 2 - mean, 0.0), 0.0)
+    waits = waits + (workers - 1) / 2 * np.maximum(each - apart, 0.0)
+    return mean + constant, (first + last) / 2, waits + pushed + of.apply, constant + end
 
 
 def _barrier(

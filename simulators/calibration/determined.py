@@ -13,7 +13,7 @@ from scipy.stats import f
 from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row
 
-__all__ = ["clearly_less", "fit_determined", "fittable", "scaled_samples"]
+__all__ = ["fit_determined", "fittable", "scaled_samples"]
 
 _WIDE = math.log(10.0) / 1.96  # standard error of a logarithm at which the interval is an order of magnitude either way
 _ANY = 1e3  # an interval that is wider either way tells nothing
@@ -88,11 +88,6 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
     return refused
 
 
-def clearly_less(cost: float, other: float) -> bool:
-    """Whether a cost is less than another one by more than a search's path makes."""
-    return 1.02 * cost + LEAST_NOISE**2 < other
-
-
 def _measurement(name: str) -> str:
     return _MEASUREMENTS["transfer" if name in ("model_bytes", "nic_bytes_per_second") else name]
 
@@ -109,7 +104,9 @@ def fit_determined(
     if not problem.given.in_transfers and "latency_seconds" in left:
         left.remove("latency_seconds")
         out["latency_seconds"] = f"it is recorded with the seconds of computing: record {_measurement('latency_seconds')}"
-    solved = problem.corrected(problem.solve(left), rounds=1)
+    solved = problem.begun(left)
+    problem = solved.problem
+    solved = problem.corrected(solved, rounds=1)
     while len(left) > 1:
         errors = solved.standard_errors()
         doubtful = [name for name in left if errors[name] > _WIDE]

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulators.calibration import closed_form
-from simulators.calibration.determined import clearly_less, fit_determined, fittable, scaled_samples
+from simulators.calibration.determined import fit_determined, fittable, scaled_samples
 from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.draws import DRAWN
-from simulators.calibration.least_squares import TimesProblem, coded, decoded, engine_mean, with_logs
+from simulators.calibration.least_squares import TimesProblem, clearly_less, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
 

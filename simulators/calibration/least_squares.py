@@ -27,6 +27,7 @@ __all__ = [
     "SHARES",
     "TimesProblem",
     "TimesSolution",
+    "clearly_less",
     "coded",
     "decoded",
     "engine_mean",
@@ -42,6 +43,7 @@ SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
 _CONVERGED = 1e-8  # relative change of cost, and of constants, at which a search ends
 _EVALUATIONS = 100  # of one search, at most
 _DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
+_SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second")
 LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
 _UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
@@ -60,6 +62,7 @@ class TimesProblem:
         self.given = given
         self.engine = engine
         self.transfers_first = transfers_first  # the search starts where transfers, not updates, keep the servers busy
+        self.servers_first = False  # it starts where servers' processes, not workers' links, limit transfers
         self.rows = rows
         self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
         every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
@@ -80,7 +83,30 @@ class TimesProblem:
 
     def guess(self, name: str) -> float:
         """Where the search for a constant starts."""
+        if self.servers_first and name in _SIZES:
+            return _guess_of_servers(name, self.rows, self.given)
         return _guess(name, self.rows, self.given, transfers_first=self.transfers_first)
+
+    def begun(self, free: Sequence[str]) -> TimesSolution:
+        """The first fit of the constants `free`, with the closed form: of the problem itself, or of one that starts at the
+        other optimum, if that has clearly less cost.
+
+        A worker's transfers may be limited by its own link, or by the servers: then more servers make them shorter.
+        """
+        first = self.solve(free)
+        pulls = {r.servers for r in self.rows if r.pull_seconds > 0}
+        if not {*_SIZES[:2]} & {*free} or "service_bytes_per_second" not in free or len(pulls) < 2:
+            return first
+        other = copy(self)
+        other.servers_first = True
+        second = other.solve(free)
+        return second if clearly_less(second.cost, first.cost) else first
+
+    def shared_as(self, given: Constants) -> TimesProblem:
+        """The same problem, not yet corrected to the engine, with links that are shared as the `given` constants have them."""
+        made = self.begun_with()
+        made.given, made.correction = given, np.zeros_like(self.measured)
+        return made
 
     def begun_with(self, **values: Any) -> TimesProblem:
         """The same problem, with other initial constants."""
@@ -388,6 +414,24 @@ def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first:
         "master_sample_seconds": 0.02 * cycle / batch / workers,
     }
     return guesses[name]
+
+
+def _guess_of_servers(name: str, rows: Sequence[Row], given: Constants) -> float:
+    """A start value of the model's size, or of the rates of links and servers, where links are fast enough to keep twice as
+    many servers busy as were recorded, and the fastest recorded pull had the servers for itself."""
+    alone, servers = min((r.pull_seconds * 32 / r.transfer_bits * r.servers, r.servers) for r in rows if r.pull_seconds > 0)
+    faster = 2.0 * max(r.servers for r in rows)
+    model_bytes = given.model_bytes or given.nic_bytes_per_second * alone / faster
+    return {
+        "model_bytes": model_bytes,
+        "nic_bytes_per_second": faster * model_bytes / alone,
+        "service_bytes_per_second": model_bytes / alone,
+    }[name]
+
+
+def clearly_less(cost: float, other: float) -> bool:
+    """Whether a cost is less than another one by more than a search's path makes."""
+    return 1.02 * cost + LEAST_NOISE**2 < other
 
 
 def coded(name: str, value: float) -> float:

@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
-from simulators.calibration.least_squares import TimesProblem, TimesSolution
+from simulators.calibration.least_squares import TimesProblem, TimesSolution, clearly_less
 from simulators.calibration.model import Constants, Row, comparable
 from simulators.cluster.cluster import Discipline
 
-__all__ = ["FORMS", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
+__all__ = ["FORMS", "QUEUES", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
 
 _Costs = NDArray[np.float64]  # of combinations
 
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
 _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
+QUEUES = ("fifo", "serial")  # disciplines that serve in the order of arrival
 UNEVEN_BYTES = 77e3
 """Where links are shared unevenly, shares of flows of this size are drawn with a deviation of 1: the whole model of the
 recordings in `traces/data`. Flows of its halves and thirds share less evenly there."""
@@ -62,12 +63,19 @@ FORMS = tuple(
     for independent in (True, False)
     for queue in (0.0, 1.0)
     for discipline in get_args(Discipline)
+    if not (queue and discipline == "serial")  # requests are in the one queue as it is
 )
 """Every form that can be chosen, the default first."""
 
 
 def told_apart(forms: Sequence[Sharing], rows: Iterable[Row]) -> tuple[Sharing, ...]:
-    """The forms that `rows` can tell apart: where all servers are alike, only those with the flows of the first one."""
+    """The forms that `rows` can tell apart: where all servers are alike, only those with the flows of the first one.
+
+    Where servers send snapshots, the engine has no queues: such forms are left out, unless there is no other.
+    """
+    rows = list(rows)
+    if any(row.snapshot_clocks for row in rows):
+        forms = [form for form in forms if form.discipline not in QUEUES] or forms
     if any(row.unlike_servers for row in rows):
         return tuple(forms)
     return tuple(form for form in forms if form.independent_flows == forms[0].independent_flows)
@@ -150,8 +158,13 @@ def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
     known = fitted.problem.given
     if form.put_into(known) == known:
         return fitted
-    problem = TimesProblem(fitted.problem.rows, form.put_into(known))
-    return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
+    problem = fitted.problem.shared_as(form.put_into(known))
+    started = replace(fitted, problem=problem)
+    if form.discipline in QUEUES:
+        # The closed form knows queues, so that the search may start near their own optimum.
+        near, own = problem.solve(fitted.free, fitted), problem.begun(fitted.free)
+        started = own if clearly_less(own.cost, near.cost) else near
+    return started.problem.corrected(started, _ROUNDS)
 
 
 def _worse(more: _Costs) -> bool:

@@ -429,7 +429,7 @@ def plant(constants: Constants, row: Row) -> Plant:
         costs = costs._replace(compute_seconds=costs.compute_seconds + asleep)
     sleeps = constants.sleeps
     asleep_seconds = sleeps.probability * sleeps.mean_seconds if sleeps else 0.0
-    return Plant(costs, constants.jitter, asleep_seconds, _stations(constants, row, made, kept))
+    return Plant(costs, constants.jitter, asleep_seconds, _stations(constants, row, made, kept), constants.discipline)
 
 
 def _stations(constants: Constants, row: Row, made: Cluster, kept: Setting) -> Stations | None:

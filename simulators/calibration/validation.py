@@ -66,6 +66,12 @@ STALE = "mini-batches, asynchronous over synchronous"
 COMPLETION = ", completion"  # suffix of groups that predict the time of all pushes of a segment instead of a cycle
 _NOTICED = 0.1  # of a cycle: a difference of computing that is told
 _UNITS = 100.0  # factor between recorded and predicted cycles beyond which they may have different units
+_DISCIPLINES = {
+    "uneven": "uneven shares of links",
+    "fifo": "links that serve first come, first served",
+    "serial": "servers that do one thing at a time",
+}
+"""What an ablation calls each way to share links, but the even one that stands for it."""
 HELD_OUT, LARGER, UNLIKE, OTHER = "held out", "small to large", "equal to unlike hosts", "other recordings"
 
 
@@ -297,9 +303,10 @@ def as_chosen(given: Mapping[str, Constants], fits: Mapping[str, Fit]) -> dict[s
 def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[str, Lack]:
     """What to fit without one part of the physics, by the name of the part: of those that the initial constants and `rows`
     have."""
+    shared = next((c.discipline for c in given.values()), "maxmin")
     parts: dict[str, Callable[[Constants], Constants]] = {
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
-        "uneven shares of links": lambda c: replace(c, discipline="maxmin", uneven_bytes=0.0),
+        _DISCIPLINES.get(shared, "shares of links"): lambda c: replace(c, discipline="maxmin", uneven_bytes=0.0),
         "pauses of computing": lambda c: replace(c, sleeps=None),
     }
     if any(r.unlike_servers for r in rows):
