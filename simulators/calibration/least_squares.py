@@ -103,7 +103,7 @@ class TimesProblem:
         return second if clearly_less(second.cost, first.cost) else first
 
     def shared_as(self, given: Constants) -> TimesProblem:
-        """The same problem, not yet corrected to the engine, with links that are shared as the `given` constants have them."""
+        """The same problem with links shared as the `given` constants have them, not yet corrected to the engine."""
         made = self.begun_with()
         made.given, made.correction = given, np.zeros_like(self.measured)
         return made
@@ -419,7 +419,7 @@ def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first:
 def _guess_of_servers(name: str, rows: Sequence[Row], given: Constants) -> float:
     """A start value of the model's size, or of the rates of links and servers, where links are fast enough to keep twice as
     many servers busy as were recorded, and the fastest recorded pull had the servers for itself."""
-    alone, servers = min((r.pull_seconds * 32 / r.transfer_bits * r.servers, r.servers) for r in rows if r.pull_seconds > 0)
+    alone = min(r.pull_seconds * 32 / r.transfer_bits * r.servers for r in rows if r.pull_seconds > 0)
     faster = 2.0 * max(r.servers for r in rows)
     model_bytes = given.model_bytes or given.nic_bytes_per_second * alone / faster
     return {

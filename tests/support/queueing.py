@@ -114,7 +114,10 @@ class Network:
                 noise = math.exp(sigma * rng.standard_normal() - sigma**2 / 2)
                 yield env.timeout((self.fixed_seconds + self.sample_seconds * batch) * noise)
                 computed = env.now
-                yield to_all(("push", self.transfer_seconds), ("apply", self.apply_seconds))
+                if self.one_queue:  # a server does not take up another request between a push and its update
+                    yield to_all(("push", self.transfer_seconds + self.apply_seconds))
+                else:
+                    yield to_all(("push", self.transfer_seconds), ("apply", self.apply_seconds))
                 pushed = env.now
                 times = {
                     "seconds": pushed,
