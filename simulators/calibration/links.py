@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
-from simulators.calibration.least_squares import TimesProblem, TimesSolution, clearly_less
+from simulators.calibration.least_squares import TimesProblem, TimesSolution
 from simulators.calibration.model import Constants, Row, comparable
 from simulators.cluster.cluster import Discipline
 
@@ -159,12 +159,9 @@ def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
     if form.put_into(known) == known:
         return fitted
     problem = fitted.problem.shared_as(form.put_into(known))
-    started = replace(fitted, problem=problem)
     if form.discipline in QUEUES:
-        # The closed form knows queues, so that the search may start near their own optimum.
-        near, own = problem.solve(fitted.free, fitted), problem.begun(fitted.free)
-        started = own if clearly_less(own.cost, near.cost) else near
-    return started.problem.corrected(started, _ROUNDS)
+        return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
+    return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 
 def _worse(more: _Costs) -> bool:
