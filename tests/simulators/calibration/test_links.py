@@ -48,7 +48,7 @@ def recorded(links, shares=(), grid=GRID):
     return made
 
 
-@pytest.mark.parametrize("true", [FORMS[0], Sharing("uneven", 1.0)])
+@pytest.mark.parametrize("true", [FORMS[0], Sharing("uneven", 1.0), Sharing("fifo", 0.0), Sharing("serial", 0.0)])
 def test_the_form_of_a_recording_is_chosen_from_it(true):
     made = choose({"toy": recorded(true)}, GIVEN, FORMS)
     assert made.links == true
@@ -128,10 +128,11 @@ def both(*forms):
     [
         ({}, FORMS),
         ({"discipline": "uneven"}, both(Sharing("uneven", 0.0), Sharing("uneven", 1.0))),
-        ({"control_queue": 0.0}, both(Sharing("maxmin", 0.0), Sharing("uneven", 0.0))),
-        ({"control_queue": 0.5}, both(Sharing("maxmin", 0.5), Sharing("uneven", 0.5))),
+        ({"control_queue": 0.0}, both(*(Sharing(how, 0.0) for how in ("maxmin", "uneven", "fifo", "serial")))),
+        ({"control_queue": 0.5}, both(*(Sharing(how, 0.5) for how in ("maxmin", "uneven", "fifo")))),
+        ({"discipline": "serial"}, both(Sharing("serial", 0.0))),
         ({"discipline": "uneven", "control_queue": 1.0}, both(Sharing("uneven", 1.0))),
-        ({"independent_flows": False}, FORMS[4:]),
+        ({"independent_flows": False}, FORMS[7:]),
         ({"discipline": "uneven", "control_queue": 1.0, "independent_flows": True}, (Sharing("uneven", 1.0),)),
     ],
 )
