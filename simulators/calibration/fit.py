@@ -48,6 +48,8 @@ __all__ = [
 
 _MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
 _MISFIT = 0.1  # median error on its own rows from which a fit is warned of: twice what unseen rows may have
+_UNEXPLAINED = 0.05  # the same, where recorded means are certain: what unseen rows may have
+_CERTAIN = 3.0  # of the median standard error of recorded means: errors beyond it are not by chance
 _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 
@@ -75,10 +77,17 @@ class Fit:
     discrepancy: Discrepancy | None = field(default=None, compare=False)  # errors of predictions; None: no degree of freedom
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
+    recorded_error: float = 0.0  # median relative standard error of the recorded means, by how cycles vary; 0: not known
 
     @property
     def misfit(self) -> str:
         """What to say of constants that do not describe even the rows that they are fitted to; "" where they do."""
+        if _UNEXPLAINED < self.error <= _MISFIT and 0 < _CERTAIN * self.recorded_error < self.error:
+            return (
+                f"constants are off by {self.error:.0%} in the median on their own {self.rows} rows, whose recorded means "
+                f"are within {self.recorded_error:.1%}: something takes time there that the simulator lacks; predictions of "
+                "larger clusters may be further off than their intervals say"
+            )
         if not self.error > _MISFIT:
             return ""
         return (
@@ -208,6 +217,7 @@ def fit(
         _draws(drawn[:_DRAWS], solved.free, constants, alternatives),
         solved.discrepancy(),
         tuple(alternatives.values()),
+        recorded_error=float(np.median([r.error for r in rows])),
     )
 
 

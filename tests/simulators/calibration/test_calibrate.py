@@ -387,6 +387,19 @@ def test_constants_that_miss_their_own_rows_are_warned_of():
     assert said["workloads"]["toy"]["summary"] == "toy, as recorded: 1 to 4 workers"
 
 
+@pytest.mark.parametrize(("recorded", "warned"), [(0.01, True), (0.04, False), (0.0, False)])
+def test_smaller_errors_are_warned_of_where_recorded_means_are_certain(recorded, warned):
+    """Something of 17 % that nothing explains: it may be noise, or what the simulator lacks."""
+    true = Constants(model_bytes=1.0, sample_seconds=0.01, apply_seconds=0.02)
+    bare = [row(w, s) for w in (1, 2, 3, 4, 6, 8) for s in (1, 2, 3)]
+    odd = np.exp(0.17 * np.random.default_rng(1).standard_normal(len(bare)))
+    cycle_seconds = closed_form_cycles(true, bare) * odd
+    rows = [replace(r, cycle_seconds=c, error=recorded) for r, c in zip(bare, cycle_seconds, strict=True)]
+    found = fit(rows, Constants(model_bytes=1.0), resamples=0, engine=False)
+    assert 0.05 < found.error < 0.1
+    assert ("whose recorded means are within 1.0%" in found.misfit) == warned
+
+
 @pytest.mark.parametrize(("workers", "words"), [(1, "1 worker"), (2, "2 workers")])
 def test_one_number_of_workers_is_no_range(workers, words):
     made = Recording((row(workers, 1), row(workers, 2)), None, (), (), (), ())
