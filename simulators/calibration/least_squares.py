@@ -43,6 +43,7 @@ SHARES = ("serial_fraction", "apply_exponent")  # constants in [0, 1]
 _CONVERGED = 1e-8  # relative change of cost, and of constants, at which a search ends
 _EVALUATIONS = 100  # of one search, at most
 _DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
+_OTHER = 1.5  # times the cost of the other optimum, from which the search begins there
 _SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second")
 LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
@@ -89,7 +90,7 @@ class TimesProblem:
 
     def begun(self, free: Sequence[str]) -> TimesSolution:
         """The first fit of the constants `free`, with the closed form: of the problem itself, or of one that starts at the
-        other optimum, if that has clearly less cost.
+        other optimum, if its cost is so much less that the closed form's own error does not make it.
 
         A worker's transfers may be limited by its own link, or by the servers: then more servers make them shorter.
         """
@@ -100,7 +101,7 @@ class TimesProblem:
         other = copy(self)
         other.servers_first = True
         second = other.solve(free)
-        return second if clearly_less(second.cost, first.cost) else first
+        return second if _OTHER * second.cost < first.cost else first
 
     def shared_as(self, given: Constants) -> TimesProblem:
         """The same problem with links shared as the `given` constants have them, not yet corrected to the engine."""
