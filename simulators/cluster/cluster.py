@@ -10,8 +10,8 @@ from simulators.cluster.profiles import NodeType
 __all__ = ["Cluster", "Discipline"]
 
 Discipline = Literal["maxmin", "uneven", "fifo", "serial"]
-"""How transfers share a link: evenly; unevenly, as over TCP, pulls by lot and pushes as they arrive; first come, first
-served, each way; or, `serial`, in one queue of each server for pulls, pushes and updates: one at a time."""
+"""How transfers share a link: evenly; unevenly, as over TCP, pulls with random weights and pushes as they arrive; first
+come, first served, each way; or, `serial`, in one queue of each server for pulls, pushes and updates: one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
