@@ -34,7 +34,10 @@ _MORE = """\
 The policy that `rlp` plays:
   harness train rlp --form broad --out FILE
 
-The policy that 'rlp[as_printed=true]' plays:
+The policy that 'rlp[as_printed=true]' plays, with the paper's values:
+  harness train rlp --instances 1000 --seed 1 --out FILE
+
+The same form with values of ours, on jobs near the edge of stability:
   harness train --instances 1300 --pushes 800 --depths 1,1,2,3 \\
     --rates 0.2,0.17,0.13,0.08 --sleeps 9.4,1.5,9.4,9.4 --out FILE 'rlp[gamma=1,
     rate=0.0003,anneal=220000,replay=8000,steps=10,copy=200,double=true,
@@ -43,8 +46,7 @@ The policy that 'rlp[as_printed=true]' plays:
 Options of the printed form's learning are written in brackets, as in 'rlp[gamma=1,replay=5000]':
 gamma, epsilon, rate, anneal, replay (N), batch, copy (c), optimizer (sgd, adam), steps, double,
 returns (in pre-training: undiscounted, discounted), unit_seconds of rewards, and as_printed=true,
-which follows the paper's text also where it is wrong. The defaults are the paper's; those of the
-policy that ships are not."""
+which follows the paper's text also where it is wrong. The defaults are the paper's."""
 
 _PRINTED_ONLY = (
     *("episodes", "pretrain", "workload", "data", "depths", "rates", "sleeps", "skew", "accuracy", "workers"),
