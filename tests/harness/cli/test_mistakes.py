@@ -261,7 +261,7 @@ MISTAKES = [
     ),
     (
         "compare tiny.toml --tuners bo_online[surrogate=rbf]",
-        "harness: Cannot set option 'surrogate' of tuner 'bo_online[surrogate=rbf]' by text: pass ...",
+        "harness: Cannot use surrogate=rbf for tuner 'bo_online[surrogate=rbf]': give ours or paper or code ...",
     ),
     (
         "compare tiny.toml --tuners beginner:patient[clocks=few]",
