@@ -12,7 +12,7 @@ import polars as pl
 
 from reports.verdicts.numbers import relative
 
-__all__ = ["CLOSE", "COLUMNS", "RULES", "Claim", "Verdict", "frame", "headline", "shown"]
+__all__ = ["CLOSE", "COLUMNS", "RULES", "Claim", "Verdict", "frame", "headline", "interval_shown", "shown"]
 
 CLOSE = 0.1
 """A measured value reproduces a published one where both differ by this share at most."""
@@ -109,6 +109,10 @@ def headline(claims: Sequence[Claim]) -> str:
 
 def shown(value: float, low: float = math.nan, high: float = math.nan) -> str:
     """A figure with its interval."""
-    if math.isnan(value):
-        return "-"
-    return relative(value) + ("" if math.isnan(low) else f" ({relative(low)}\u2013{relative(high)})")
+    interval = interval_shown(low, high)
+    return ("-" if math.isnan(value) else relative(value)) + (f" ({interval})" if interval else "")
+
+
+def interval_shown(low: float, high: float) -> str:
+    """The ends of an interval; "" where there is none."""
+    return "" if math.isnan(low) else f"{relative(low)}\u2013{relative(high)}"

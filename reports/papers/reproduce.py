@@ -19,7 +19,7 @@ import numpy as np
 from reports.figures.drawing import BLUE, MUTED, ORANGE, Drawing, canvas, drawn, label_inches, logarithmic
 from reports.papers import bespoke_bo, grid, mltuner, mltuner_runs, rlp, rlp_runs
 from reports.papers import cruise_and_bo_online as online
-from reports.papers.claims import RULES, Claim, frame, headline, shown
+from reports.papers.claims import RULES, Claim, frame, headline, interval_shown, shown
 from reports.papers.cruise_reach import MODELS
 from reports.templates.rendering import fill
 from reports.verdicts.statistics import Bounds, coverage_limit, median_interval, ratios
@@ -334,7 +334,10 @@ def page(name: str, claims: Sequence[Claim], seeds: int) -> str:
     sections = []
     for i, (where, unit) in enumerate(places):
         mine = [c for c in claims if (c.where, c.unit) == (where, unit)]
-        rows = [(c.what, shown(c.published), shown(c.measured, c.low, c.high), c.verdict, c.kind, c.why) for c in mine]
+        rows = [
+            (c.what, shown(c.published), shown(c.measured), interval_shown(c.low, c.high), c.verdict, c.kind, c.why)
+            for c in mine
+        ]
         sections.append((f"{where}: {unit}", _beside(mine, f"claims{i}"), rows))
     return fill(
         "paper.html.j2",

@@ -24,9 +24,7 @@ class Cluster:
     control_queue: float = 0.0  # share of the pushes queued at the servers' links that a pull's request waits for: 0 to 1
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
     independent_flows: bool = False  # where servers are unlike, each flow of a transfer ends by itself; else all together
-    uneven_bytes: float = (
-        0.0  # with "uneven": flows of so many bytes share at random, larger ones more evenly; 0: of any size
-    )
+    uneven_bytes: float = 0.0  # with "uneven": flows of so many bytes share at random, larger ones more evenly; 0: all do
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]

@@ -40,6 +40,16 @@ class EngineJob:
         return loop.advance(self.program, self.data, self.inputs, self.state, many, jnp.asarray(jnp.inf), rows=pushes)
 
 
+def side_by_side(job: EngineJob, lanes: int, pushes: int) -> Callable[[], tuple[State, jax.Array, jax.Array]]:
+    """What advances so many copies of the job in lanes; they differ in their random draws."""
+    inputs, states = (
+        jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *jnp.shape(x))), tree) for tree in (job.inputs, job.state)
+    )
+    inputs = inputs._replace(key=jnp.arange(lanes, dtype=jnp.uint64))
+    many, forever = jnp.asarray(pushes, jnp.int32), jnp.asarray(jnp.inf)
+    return lambda: loop.advance_lanes(job.program, job.data, inputs, states, many, forever, rows=pushes)
+
+
 def underway(job: EngineJob) -> EngineJob:
     """The job after two pushes of every worker. At its beginning all workers pull first, and a push is many events."""
     state, _, used = job.advance(2 * job.inputs.active.shape[0])

@@ -13,13 +13,20 @@ import time
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from harness import scenario
-from simulators.engine import loop
-from tests.bench.jobs import bare_scan, bare_sparse_scan, engine_job, plain_simpy, sparse_job, timing_job, underway
+from tests.bench.jobs import (
+    bare_scan,
+    bare_sparse_scan,
+    engine_job,
+    plain_simpy,
+    side_by_side,
+    sparse_job,
+    timing_job,
+    underway,
+)
 from tests.bench.rounds import judge, timed
 from tuners import policies
 from tuners.actions import Run
@@ -89,15 +96,7 @@ def test_lanes_against_bare_scans(benchmark: Any) -> None:
     """Of a model as small as this, one job after another takes less: its step is one function, which lanes cannot be."""
     workers, pushes, lanes = 10, 300, 64
     job = engine_job(64, (), workers, policies.asp())
-    inputs, states = (
-        jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), tree) for tree in (job.inputs, job.state)
-    )
-    inputs = inputs._replace(key=jnp.arange(lanes, dtype=jnp.uint64))
-    many, forever = jnp.asarray(pushes, jnp.int32), jnp.asarray(jnp.inf)
-
-    def all_lanes() -> Any:
-        return loop.advance_lanes(job.program, job.data, inputs, states, many, forever, rows=pushes)
-
+    all_lanes = side_by_side(job, lanes, pushes)
     assert all_lanes()[2].tolist() == [pushes] * lanes
     bare = bare_scan(job, workers, pushes, lanes)
     assert bare()[1].shape == (lanes, pushes)

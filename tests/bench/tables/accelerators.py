@@ -9,13 +9,12 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from simulators.engine import loop
-from tests.bench.jobs import EngineJob, engine_job, timing_job, underway
+from tests.bench.jobs import EngineJob, engine_job, side_by_side, timing_job, underway
+from tests.bench.rounds import timed
 from tuners import policies
 
 WORKERS, ROUNDS = 10, 3
@@ -29,31 +28,17 @@ JOBS: dict[str, Callable[[], EngineJob]] = {
 }
 
 
-def lanes_of(job: EngineJob, lanes: int, pushes: int) -> Callable[[], Any]:
-    """`lanes` copies of the job side by side, which differ in their random draws."""
-    inputs, states = (
-        jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *jnp.shape(x))), tree) for tree in (job.inputs, job.state)
-    )
-    inputs = inputs._replace(key=jnp.arange(lanes, dtype=jnp.uint64))
-    many, forever = jnp.asarray(pushes, jnp.int32), jnp.asarray(jnp.inf)
-    return lambda: loop.advance_lanes(job.program, job.data, inputs, states, many, forever, rows=pushes)
-
-
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    begin = time.perf_counter()
-    made = jax.block_until_ready(run())
-    return made, time.perf_counter() - begin
-
-
 def line(name: str, lanes: int, pushes: int) -> str:
     """A row of the table, for `lanes` jobs of that name; 0: a single job, not in lanes."""
     job = underway(JOBS[name]())
-    run = lanes_of(job, lanes, pushes) if lanes else partial(job.advance, pushes)
-    (state, _, used), first = timed(run)
+    run = side_by_side(job, lanes, pushes) if lanes else partial(job.advance, pushes)
+    seconds = timed(run, time.perf_counter)
+    first = seconds()
+    state, _, used = run()
     if jnp.min(used) != pushes or not jnp.all(jnp.isfinite(state.clock.seconds)):
         raise RuntimeError(f"Cannot time {name} in {lanes} lanes: {int(jnp.min(used))} of {pushes} pushes were made.")
     simulated = float(jnp.sum(state.clock.seconds - job.state.clock.seconds))
-    least = min(timed(run)[1] for _ in range(ROUNDS))
+    least = min(seconds() for _ in range(ROUNDS))
     each = least / pushes / max(lanes, 1)
     return f"| {name} | {lanes or 'single job'} | {each * 1e6:.3g} | {simulated / least:.3g} | {first - least:.2g} |"
 
