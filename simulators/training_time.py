@@ -73,9 +73,10 @@ class TrainingTime:
         """Train outside of a window, to `limit` or, with `change_only`, to the end of the reconfiguration; the next window
         reports it."""
         start = self.now
+        branch.unreported.resume_at(start)
         stalls = self.reconfiguration is not None and self.reconfiguration.quiescent
         table = self.train(branch, FOR_EVER, limit, change_only=change_only)
-        branch.unreported.add_records(table)
+        branch.unreported.add_records(table, self.now)
         # A tuner has been told the stall that it waited for as a cost, so the window does not include it, unless the window
         # begins before the stall because of earlier training.
         if not (change_only and stalls) or branch.unreported.seconds > 0:

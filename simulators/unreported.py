@@ -12,6 +12,8 @@ __all__ = ["NO_RECORDS", "Unreported"]
 
 NO_RECORDS = np.zeros((0, len(Records._fields)))
 
+_SECONDS = Records._fields.index("seconds")  # the column
+
 
 class Unreported:
     """What the next window reports besides its own pushes; at first nothing."""
@@ -21,6 +23,7 @@ class Unreported:
         self.rows = np.zeros(blocks)  # of each block of embedding tables, in pushes
         self.records = NO_RECORDS  # [n, 11] of pushes outside of a window
         self.seconds = 0.0  # how long these took; the next window begins earlier by this
+        self._until_seconds = 0.0  # when that training ended
         self.changes: list[Cost] = []  # of reconfigurations and checkpoints
 
     def add_load(self, served: NDArray[np.float64], rows: NDArray[np.float64]) -> None:
@@ -28,5 +31,13 @@ class Unreported:
         self.served = self.served + served
         self.rows = self.rows + rows
 
-    def add_records(self, records: NDArray[np.float64]) -> None:
-        self.records = np.concatenate([self.records, records])
+    def resume_at(self, now: float) -> None:
+        """Move the pushes so far, as if training outside of a window ended `now`: for the branch no time has passed since.
+        Otherwise they would lie before the window that reports them, where another branch has trained meanwhile."""
+        if self._until_seconds != now:
+            self.records[:, _SECONDS] += now - self._until_seconds
+            self._until_seconds = now
+
+    def add_records(self, records: NDArray[np.float64], until_seconds: float) -> None:
+        """Add pushes of training that ended at `until_seconds`."""
+        self.records, self._until_seconds = np.concatenate([self.records, records]), until_seconds

@@ -222,7 +222,22 @@ def test_a_fork_does_not_report_the_pushes_of_its_parent_during_thinking():
     child = simulated.perform(Fork(0))
     window = simulated.perform(Run(clocks=10, branch=child))
     assert window.pushes.seconds[0] >= window.start_seconds
-    assert simulated.perform(Run(clocks=1)).pushes.seconds[0] < window.start_seconds
+    assert simulated.perform(Run(clocks=1)).clocks > 1
+
+
+def test_a_window_holds_the_pushes_that_it_reports_also_where_another_branch_has_trained_meanwhile():
+    """The pushes during thinking count as made right before the branch goes on: its own clock stood still since then."""
+    thinking, alone = (learning(Conditions(jitter=0.0, thinking_seconds=s)) for s in (20.0, 0.0))
+    child = thinking.perform(Fork(0))
+    thinking.perform(Run(seconds=100.0, branch=child))
+    window = thinking.perform(Run(seconds=10.0))
+    assert window.seconds == pytest.approx(50.0)  # it trained while the fork and this run were thought about, too
+    times = window.pushes.seconds - window.start_seconds
+    assert 0 < times.min()
+    assert times.max() <= window.seconds
+    first = alone.perform(Run(seconds=20.0)).pushes.seconds
+    assert len(first) > 1
+    np.testing.assert_allclose(times[: len(first)], first)
 
 
 def test_thinking_of_freeing_a_branch_trains_the_one_that_trains_anyway():
