@@ -3,8 +3,10 @@
 The losses of a trial are averaged in K = 10 windows. Its speed is the fall of the averages, less the largest rise from one
 to the next (the noise), over the time between the first and the last; 0 for a trial whose loss rises. A trial is
 *converging* if its loss falls and the noise is less than 1 / K of the fall, *diverged* if its numbers overflow, and else
-*unstable*: it may need to run longer. Where we differ or had to choose, the other way is an option:
+*unstable*: it may need to run longer. Where we differ or had to choose, the other way is an option but for the first point:
 
+* A loss is that of one push. The paper's is that of a clock, summed over all workers: windows of many clocks have the same
+  means, but for the number of workers; windows of a push or two are noisier.
 * ``windows_rule="equal"`` cuts exactly K windows, as the paper says, or as many as there are losses. "code" cuts windows of
   floor(N / K) losses, K to 2 K - 1 of them, and drops the remainder, as the public code does.
 * The loss of the parent is put before the windows as a common starting point, as in the public code but not in the paper.

@@ -14,7 +14,7 @@ Where we differ or had to choose:
   uses a branch with learning rate 0 for 100 clocks, which is equivalent, but impossible if the job's space has no such rate.
 * A search ends with the searcher (also if it raises, with a warning), after `most` trials, at `until_seconds`, or after
   three refusals in a row. If no trial is converging then, the fastest unstable trial with a positive speed wins; else no
-  trial.
+  trial. The paper is silent about such a search; the public code does the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING = ProgressSummary("unstable", 0.0)
 class Rules:
     """The limits of one search."""
 
-    most: int  # trials
+    most: float  # trials
     epochs: float = math.inf  # longest trial
     until_seconds: float = math.inf  # time of the job after which no trial begins
     least_clocks: int = 3  # of every trial; one push of each worker per clock

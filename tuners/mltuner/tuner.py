@@ -13,9 +13,9 @@ during a search and validation quality between searches. Where we differ or had 
 * Re-tuning begins one epoch before the rule of convergence would hold, and the epoch after it decides. With
   ``plateau_epochs=5``, the paper's rule for its larger jobs (20 for Cifar10), that is after 4. An epoch as good as the best
   is not an improvement.
-* A trial lasts at most one epoch, also in the first search, as in the public code. The paper has no such bound there
-  (``bound="retune"``): if an epoch is short, its trials double to many epochs. A re-tuning has no more trials than the
-  search before; the first search has at most 40 trials and half of the budget, which is our choice.
+* A trial lasts at most one epoch, also in the first search, as in the public code, and the first search has at most 40
+  trials and half of the budget, which is our choice. The paper bounds only re-tuning (``bound="retune"``): if an epoch is
+  short, the trials of the first search double to many epochs. A re-tuning has no more trials than the search before.
 * A job whose target is a loss is tuned once and trained to it, without re-tuning (Section 5.1), unless ``retune`` says
   otherwise. For adaptive optimizers ``tuned="rate"`` with ``retune=False`` tunes only the initial rate (Section 5.3).
 * ``initial=False`` begins with the job's own setting and only re-tunes (Section 5.5); ``copies=2`` doubles the tunables
@@ -107,8 +107,8 @@ def mltuner(
         initial: whether to tune at the start of the job.
         retune: whether to tune again on a plateau; by default where the target is an accuracy.
         plateau_epochs: epochs without improvement after which training has converged.
-        most_trials: trials of the first search at the most.
-        bound: whether a trial lasts at most one epoch in every search, or only when tuning again.
+        most_trials: trials of the first search at the most, where that has a bound.
+        bound: whether every search is bounded, to trials of one epoch and to some of them, or only those that tune again.
         snapshot: whether the best model so far is kept as a branch, and every search starts from it.
         windows: windows into which the losses of a trial are averaged, K.
         windows_rule: exactly K windows, or as many as in the public code.
@@ -138,10 +138,11 @@ def mltuner(
 
     def tune(*, first: bool = False) -> Generator[Action[Any], Any, bool]:
         """One search from the current model; the winner goes on. False if there is none."""
+        unbounded = first and bound == "retune"
         rules = Rules(
-            most=training.trials,
-            epochs=math.inf if first and bound == "retune" else 1,
-            until_seconds=_SHARE * job.budget_seconds if first else math.inf,
+            most=math.inf if unbounded else training.trials,
+            epochs=math.inf if unbounded else 1,
+            until_seconds=_SHARE * job.budget_seconds if first and not unbounded else math.inf,
             least_clocks=least_clocks,
             start_clocks=start_clocks,
             decision_seconds=decision_seconds,

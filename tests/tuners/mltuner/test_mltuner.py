@@ -235,7 +235,7 @@ def test_a_plateau_at_the_optimum_ends_whatever_the_searcher_proposes():
 
 def test_the_first_search_is_bounded_as_in_the_public_code_and_can_be_free_as_in_the_paper():
     bounded, free = (
-        played(Scripted(0.1, 0.2), law=lambda s, x, n: x, bound=bound, retune=False, most=60)
+        played(Scripted(0.1, 0.2), law=lambda s, x, n: x, bound=bound, retune=False, most=30)
         for bound in ("always", "retune")
     )
     assert max(sum(bounded.seconds_of(b)) for b, _ in bounded.trials()) == EPOCH
@@ -247,6 +247,14 @@ def test_a_first_search_that_finds_nothing_ends_after_half_of_the_budget():
     forest = played(law=lambda s, x, n: x, of=of, retune=False, most=400)
     begun = next(i for i, (a, _) in enumerate(forest.log) if isinstance(a, Run) and a.branch == 0)
     assert sum(isinstance(a, Fork) and a.setting is not None for a, _ in forest.log[begun:]) == 0
+
+
+def test_a_first_search_has_no_bound_at_all_as_in_the_paper():
+    """It is the searcher that ends it: neither a number of trials, nor a share of the budget (Section 4.4)."""
+    of, many = replace(job(), budget_seconds=2000.0), [0.1 + i / 1000 for i in range(60)]
+    free = played(Scripted(*many), law=lambda s, x, n: x, of=of, bound="retune", most_trials=5, retune=False, most=50)
+    assert free.now > of.budget_seconds / 2
+    assert len(list(free.trials())) > 5
 
 
 def test_a_target_that_is_a_loss_is_trained_to_with_no_re_tuning():
