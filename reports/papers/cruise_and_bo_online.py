@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -41,7 +42,7 @@ from reports.papers.grid import (
 from tuners.actions import Cost, Job, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window
 from tuners.baselines.best_fixed import candidates
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import ESTIMATORS, Estimator, Segment
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, Segment
 from tuners.bo_online.job_fit import Levels, fitted_job, likeness, measured_levels, never_rising
 from tuners.bo_online.repository import Stretch, threshold, triples
 from tuners.bo_online.tuner import kind_of, stretch_clocks
@@ -53,6 +54,7 @@ __all__ = [
     "MIGRATIONS",
     "MIXED_DROPS",
     "TABLE_V",
+    "estimate_options",
     "estimates",
     "last_setting",
     "main",
@@ -87,11 +89,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "estimator": "code",
         "surrogate": "code",
     },
-    "ours": {},
-}
-_ESTIMATES: dict[str, dict[str, Any]] = {
-    "paper": {"pooled": False, "per": "workers", "estimator": ESTIMATORS["paper"]},
-    "code": {"pooled": False, "estimator": ESTIMATORS["code"]},
     "ours": {},
 }
 
@@ -284,19 +281,25 @@ def _table_vi(arenas: Sequence[str], forms: Sequence[str], count: int, every: in
         seen = [(setting, pushes) for setting, pushes, _ in runs]
         cells = []
         for form in forms:
-            table = estimates(seen, job, every=every, **_ESTIMATES[form])
+            table = estimates(seen, job, every=every, **estimate_options(form))
             most = (~np.isnan(table)).sum(axis=1) >= len(runs) / 2
             half = rank_of_estimate(table[most], actual)
             cells.append(f"{rank_of_estimate(table, actual):.1f} ({half:.1f} while half of them run)")
         yield _row(name, _TABLE_VI[name], *cells)
 
 
+def estimate_options(form: str) -> dict[str, Any]:
+    """The options of `estimates` that a form of the tuner has."""
+    return {name: value for name, value in FORMS[form].items() if name in signature(estimates).parameters}
+
+
 def estimates(
     runs: Sequence[tuple[Setting, Pushes]],
     job: Job,
     *,
+    clocks_per_worker: int | None = None,
     per: Literal["nodes", "workers"] | None = None,
-    estimator: Estimator = ESTIMATORS["ours"],
+    estimator: Form = "ours",
     pooled: bool = True,
     every: int = 1,
 ) -> NDArray[np.float64]:
@@ -304,11 +307,12 @@ def estimates(
 
     After every `every`-th segment only, where `every` is more than 1: each takes the time of all before it.
 
-    The defaults are the tuner's, and so is the length of segments. If `pooled`, all settings are estimated together from
-    what has been seen of them by then, as the tuner does from its stretches; else each from one segment.
+    The options and their defaults are the tuner's, and so is the length of segments. If `pooled`, all settings are estimated
+    together from what has been seen of them by then, as the tuner does from its stretches; else each from one segment.
     """
+    how = ESTIMATORS[estimator]
     cut = [
-        list(_stretches(i, setting, pushes, stretch_clocks(setting, len(job.nodes), per=per), estimator))
+        list(_stretches(i, setting, pushes, stretch_clocks(setting, len(job.nodes), clocks_per_worker, per), how))
         for i, (setting, pushes) in enumerate(runs)
     ]
     table = np.full((max(map(len, cut)), len(runs)), np.nan)
@@ -316,11 +320,11 @@ def estimates(
     for at in range(every - 1, len(table), every):
         row = table[at]
         present = [stretches[: at + 1] for stretches in cut if len(stretches) > at]
-        efficiency, left = _together(present, end, estimator) if pooled else (None, 0.0)
+        efficiency, left = _together(present, end, how) if pooled else (None, 0.0)
         for i, stretches in enumerate(present):
             now = stretches[-1]
             if efficiency is None:
-                (alone,) = triples([now], job.target, job.budget_seconds, end, estimator).triples
+                (alone,) = triples([now], job.target, job.budget_seconds, end, how).triples
                 row[int(now.row[0])] = alone.seconds
             else:
                 row[int(now.row[0])] = now.seconds / len(now.segment.losses) * left / efficiency[i]

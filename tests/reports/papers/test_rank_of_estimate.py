@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.papers.cruise_and_bo_online import FORMS, estimates, rank_of_estimate
+from reports.papers.cruise_and_bo_online import FORMS, estimate_options, estimates, rank_of_estimate
 from tests.support.toy import window
 from tests.tuners.bo_online.test_bo_online import GOAL, NAMES, START
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses
 from tuners import bo_online as bo_online_package
 from tuners import resolve
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import ESTIMATORS
 from tuners.bo_online.tuner import stretch_clocks
 
 
@@ -61,8 +61,18 @@ def test_the_check_looks_at_segments_that_the_tuner_makes():
     assert stretch_clocks(START, 6) == next(bo_online(GOAL)).clocks
     defaults = inspect.signature(bo_online).parameters
     checked = inspect.signature(estimates).parameters
-    assert all(checked[name].default == defaults[name].default for name in ("per", "pooled"))
-    assert checked["estimator"].default == ESTIMATORS[defaults["estimator"].default]
+    options = ("clocks_per_worker", "per", "estimator", "pooled")
+    assert all(checked[name].default == defaults[name].default for name in options)
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_checked_on_the_segments_that_it_makes(form, policy):
+    """At a barrier the paper's form observes three rounds, and the others ten."""
+    of = replace(GOAL, start=replace(GOAL.start, policy=policy))
+    runs = [(replace(setting, policy=policy), pushes) for setting, pushes in noisy_runs([len(of.start.workers)])]
+    length = next(bo_online(of, **FORMS[form])).clocks
+    assert len(estimates(runs, of, **estimate_options(form))) == 2000 // length
 
 
 def test_every_third_segment_is_estimated_as_if_all_were():
