@@ -31,6 +31,8 @@ Where we differ from the paper or had to choose:
   better than the best split of the machines in use, and gains `extra_gain` over the current split.
 * No oscillation: of equal splits the current one is kept. A split that the job has left must gain twice the threshold to be
   chosen again, then four times, until machines come or go. Until then a refused split is not asked for again, either.
+* Fig. 3 gives each machine its own compute time and bandwidth. Here machines of one type are alike, and of more than three
+  types the most similar ones count as one, also for the solver: a straggler is no type of its own.
 * Fig. 3 makes every machine a worker or a server. A server that would hold nothing is left idle, where the job allows it.
 """
 

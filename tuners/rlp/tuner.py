@@ -7,8 +7,8 @@ At every push a policy decides which workers go on. Two forms ship:
   (`harness.training`).
 - ``as_printed=True`` has the paper's form: a Q-network looks at the last ten pushes and releases nobody, the one that
   pushed, or all that wait (Section 3.2). `tuners.rlp.network` has its state, actions and network, `tuners.rlp.dqn` its
-  training. The heads of these two files say where they differ from the paper. The policy that ships was trained near the
-  edge of stability on ten workers, with other values than the paper's (the README has both), and serves there.
+  training. The heads of these two files say where they differ from the paper. The policy that ships was trained with the
+  paper's values on ten workers.
 
 `tuners.rlp.policy_file` has the file format of both. A decision takes simulated time: for the paper's form by default what
 the paper's Table 1 implies, 1.4 % of 311 s for 380 decisions; for the broad one what it takes here, with a margin.
