@@ -42,7 +42,7 @@ from reports.papers.grid import (
 from tuners.actions import Cost, Job, Method, Pushes, Reconfigure, Rejected, Run, Setting, System, TunerFactory, Window
 from tuners.baselines.best_fixed import candidates
 from tuners.bo_online import bo_online
-from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, Segment
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, LossCurve
 from tuners.bo_online.job_fit import Levels, fitted_job, likeness, measured_levels, never_rising
 from tuners.bo_online.repository import Stretch, threshold, triples
 from tuners.bo_online.tuner import kind_of, stretch_clocks
@@ -327,7 +327,7 @@ def estimates(
                 (alone,) = triples([now], job.target, job.budget_seconds, end, how).triples
                 row[int(now.row[0])] = alone.seconds
             else:
-                row[int(now.row[0])] = now.seconds / len(now.segment.losses) * left / efficiency[i]
+                row[int(now.row[0])] = now.seconds / len(now.curve.losses) * left / efficiency[i]
     return table[every - 1 :: every]
 
 
@@ -335,14 +335,14 @@ def _together(
     runs: Sequence[Sequence[Stretch]], end: float, estimator: Estimator
 ) -> tuple[NDArray[np.float64] | None, float]:
     """The efficiency of the setting of each run, and the remaining clocks, fitted to all runs as if they were of one job."""
-    kinds = list(dict.fromkeys((r[0].segment.workers, r[0].kind) for r in runs))
-    of = [kinds.index((r[0].segment.workers, r[0].kind)) for r in runs]
+    kinds = list(dict.fromkeys((r[0].curve.workers, r[0].kind) for r in runs))
+    of = [kinds.index((r[0].curve.workers, r[0].kind)) for r in runs]
     each = [
-        measured_levels([s.segment for s in r], [kind] * len(r), len(kinds), estimator.outliers, most=3)
+        measured_levels([s.curve for s in r], [kind] * len(r), len(kinds), estimator.outliers, most=3)
         for r, kind in zip(runs, of, strict=True)
     ]
     levels = Levels(*(np.concatenate(parts) for parts in zip(*each, strict=True)))
-    last = runs[0][-1].segment
+    last = runs[0][-1].curve
     fit = fitted_job(levels, likeness(kinds), last.clocks_before + len(last.losses), end)
     if fit is None:
         return None, 0.0
@@ -358,7 +358,7 @@ def _stretches(column: int, setting: Setting, pushes: Pushes, clocks: int, estim
         losses, seconds = pushes.loss[begin : begin + clocks], pushes.seconds[begin : begin + clocks]
         after = estimator.level(losses, workers)
         took = float(seconds[-1] - (pushes.seconds[begin - 1] if begin else 0.0))
-        yield Stretch(np.array([float(column)]), Segment(losses, before, begin, workers), took, after, kind)
+        yield Stretch(np.array([float(column)]), LossCurve(losses, before, begin, workers), took, after, kind)
         before = after
 
 

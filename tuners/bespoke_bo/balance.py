@@ -57,7 +57,7 @@ class _Table:
 class Balance:
     """Loads that finish together, in R rows: one per draw for the first `most` draws, and one for their geometric mean.
 
-    Workers are of two kinds: pure workers, and machines that also serve.
+    Workers have one of two roles: pure workers, and machines that also serve.
     """
 
     def __init__(self, draws: Draws, most: int) -> None:
@@ -132,8 +132,8 @@ class Balance:
         real = np.array([0.0 if t is None else t.samples_by(m)[row] for t, m in zip(tables, moments, strict=True)])
 
         def finishes(worker: int, samples: int) -> float:
-            group, kind = workers[worker]
-            return float(delay[group, kind]) + self._best(group, row, samples)[0]
+            group, role = workers[worker]
+            return float(delay[group, role]) + self._best(group, row, samples)[0]
 
         found: list[list[tuple[int, ...]]] = [[] for _ in counts]
         for (group, _), samples in zip(workers, _whole(real, self.draws.cluster.batch, finishes), strict=True):

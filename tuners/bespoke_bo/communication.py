@@ -101,11 +101,11 @@ def _last_push(own: _Floats, served: _Floats, traffic: Traffic) -> _Floats:
     last = np.where(early >= 0, ready + 0.5 * each, 0.0).max(-1)
     later = ready[..., None, :] >= ready[..., :, None]  # whether a worker is ready no sooner than another
     pushes, mine = (later * count[..., None, :]).sum(-1), later[..., 1::2]
-    kinds, workers = mine.shape[-1], traffic.workers
-    for server in range(2 * kinds):
+    types, workers = mine.shape[-1], traffic.workers
+    for server in range(2 * types):
         # A machine that is both pushes its own share to itself, without a connection.
-        itself = mine[..., server - kinds] if server >= kinds else 0
-        crossing = (pushes - itself) / np.maximum(workers - (server >= kinds), 1)[..., None]
+        itself = mine[..., server - types] if server >= types else 0
+        crossing = (pushes - itself) / np.maximum(workers - (server >= types), 1)[..., None]
         busy = np.where(early >= 0, ready + 0.5 * served[..., None, server] * crossing, 0.0)
         last = np.maximum(last, np.where(served[..., server] > 0, busy.max(-1), 0.0))
     found: _Floats = np.maximum(last, 0.0)

@@ -65,7 +65,7 @@ class Draws:
         # One random stream per part, so that a part's draws do not depend on how many draws the other parts make.
         self._seeds = {n: np.random.default_rng([seed, i]) for i, n in enumerate(sorted(model.posteriors))}
         shared = dict[str, _Floats]()
-        self.log_seconds = [[self._drawn(group, kind, shared) for kind in group.kinds] for group in cluster.groups]
+        self.log_seconds = [[self._drawn(group, kind, shared) for kind in group.device_kinds] for group in cluster.groups]
         self._sums: list[Paths | None] = [self._summing(group) for group in cluster.groups]
         self.communication = self._known.sample(count, self._seeds["communication"])
 
@@ -81,7 +81,7 @@ class Draws:
 
     def _summing(self, group: RoleGroup) -> Paths | None:
         name = f"aggregation {group.type}"
-        return self.model.posteriors[name].draw(self.count, self._seeds[name]) if len(group.kinds) > 1 else None
+        return self.model.posteriors[name].draw(self.count, self._seeds[name]) if len(group.device_kinds) > 1 else None
 
     def aggregation_seconds(self, group: int, loads: _Floats, rows: slice = slice(None)) -> _Floats:
         """Seconds to sum the gradients of devices with `loads` [m, D], or [R, m, D] per draw, in R of the draws: [R, m].

@@ -34,7 +34,7 @@ class RoleGroup:
     type: str
     members: tuple[int, ...]  # indices into `Job.nodes`
     devices: tuple[int, ...]  # indices of the devices that may be given samples
-    kinds: tuple[str, ...]  # of these devices
+    device_kinds: tuple[str, ...]  # of these devices: cpu, gpu
     roles: tuple[int, ...]  # those of IDLE, WORKER, SERVER, BOTH that the job leaves free
 
 
@@ -99,8 +99,8 @@ class GroupedCluster:
             if node.name in names:
                 found.setdefault((node.type, mine, _roles(job, node.name)), []).append(index)
         groups = tuple(
-            RoleGroup(kind, tuple(members), mine, tuple(job.nodes[members[0]].devices[d] for d in mine), roles)
-            for (kind, mine, roles), members in found.items()
+            RoleGroup(name, tuple(members), mine, tuple(job.nodes[members[0]].devices[d] for d in mine), roles)
+            for (name, mine, roles), members in found.items()
         )
         nodes = {n.type: n for n in job.nodes}
         return cls(
@@ -138,14 +138,14 @@ class GroupedCluster:
         early = slowest.max((-2, -1), keepdims=True) - slowest
         shape = np.broadcast_shapes(workers.shape, slowest.shape[:-2])
         early_seconds, machines = np.empty((2, *shape, len(self.types), 3))
-        for kind in range(len(self.types)):
-            mine = self.type_of_group == kind
+        for at in range(len(self.types)):
+            mine = self.type_of_group == at
             for role in (WORKER, SERVER, BOTH):
                 present = placements[..., mine, role]
                 slack = np.zeros(present.shape) if role == SERVER else early[..., mine, int(role == BOTH)]
                 least = np.where(present > 0, slack, np.inf).min(-1, initial=np.inf)
-                early_seconds[..., kind, role - 1] = np.where(np.isfinite(least), least, -1.0)
-                machines[..., kind, role - 1] = present.sum(-1)
+                early_seconds[..., at, role - 1] = np.where(np.isfinite(least), least, -1.0)
+                machines[..., at, role - 1] = present.sum(-1)
         working, serving = (np.broadcast_to(count, shape).astype(float) for count in (workers, servers))
         return Traffic(working, serving, early_seconds, machines).inputs
 

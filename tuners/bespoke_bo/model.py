@@ -122,12 +122,12 @@ class IterationModel:
         per_core = _samples_per_core_second(cluster, seen)
         for group in cluster.groups:
             cores = cluster.cores[cluster.types.index(group.type)]
-            for kind in group.kinds:
+            for kind in group.device_kinds:
                 name = f"rate {group.type} {kind}"
                 parts[name] = device_rate(name, per_core * cores, cluster.batch)
-            if len(group.kinds) > 1:
+            if len(group.device_kinds) > 1:
                 name = f"aggregation {group.type}"
-                parts[name] = aggregation(name, cluster.model_bytes / 5e9, len(group.kinds))
+                parts[name] = aggregation(name, cluster.model_bytes / 5e9, len(group.device_kinds))
         parts["communication"] = communication(cluster, overlap=self._overlap)
         seed, inference, particles = self._made
         seeds = np.random.SeedSequence(seed).spawn(len(parts))
@@ -168,7 +168,7 @@ def _samples_per_core_second(cluster: GroupedCluster, seen: Sequence[Observed]) 
 def _add_machine(rows: _Rows, group: RoleGroup, one: Observed, machine: int) -> None:
     """Add one machine's device rates and, if several devices had a load, the time to sum their gradients."""
     loads, seconds = one.loads[machine, list(group.devices)], one.device_seconds[machine, list(group.devices)]
-    for kind, load, took in zip(group.kinds, loads, seconds, strict=True):
+    for kind, load, took in zip(group.device_kinds, loads, seconds, strict=True):
         if load > 0 and np.isfinite(took) and took > 0:
             rows[f"rate {group.type} {kind}"].append(([float(load)], float(np.log(load / took)), 1.0))
     whole = float(np.median(one.machine_seconds[:, machine]))

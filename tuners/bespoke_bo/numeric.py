@@ -132,8 +132,8 @@ def _rough_seconds(draws: Draws, balance: Balance, placed: _Ints) -> _Floats:
     for piece in np.array_split(np.arange(len(placed)), 1 + len(placed) // _PIECE):
         delay, left = _delay(draws, balance, placed[piece])
         rough[piece] += left
-        for group, kind in np.ndindex(workers.shape[1:]):
-            rough[piece] += workers[piece][:, [group], kind] * weights[which[piece], :, group] * delay[:, :, group, kind]
+        for group, role in np.ndindex(workers.shape[1:]):
+            rough[piece] += workers[piece][:, [group], role] * weights[which[piece], :, group] * delay[:, :, group, role]
     return rough
 
 

@@ -248,7 +248,7 @@ def proportional(job: Job, cluster: GroupedCluster) -> Setting | None:
             if {BOTH, SERVER} & set(group.roles):
                 serves.add(machine)
             if {BOTH, WORKER} & set(group.roles):
-                for device, kind in zip(group.devices, group.kinds, strict=True):
+                for device, kind in zip(group.devices, group.device_kinds, strict=True):
                     weights[machine, device] = _GPU_CORES if kind == "gpu" else float(job.nodes[machine].cores)
     if not weights or not serves:
         return None

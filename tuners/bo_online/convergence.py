@@ -1,17 +1,17 @@
-"""How many iterations a job still needs, estimated from the losses of a segment of it (TensorFlowOnline, Section IV).
+"""How many clocks a job still needs, estimated from the losses of a stretch of it (TensorFlowOnline, Section IV).
 
-A convergence bound says how many iterations bring a loss to some level, up to a hidden constant. The constant is fitted
-online, to the losses of one setting from iteration j0 on, so it belongs to that setting. The bound at the threshold epsilon
-then gives the remaining iterations: Eq. 3 is the curve, Eq. 4 the same curve at epsilon, and Eq. 5 sets d, which cannot be
-fitted as well. What the paper leaves open, what its public code does differently, and what we found:
+A convergence bound says how many clocks, the paper's iterations, bring a loss to some level, up to a hidden constant. The
+constant is fitted online, to the losses of one setting from clock j0 on, so it belongs to that setting. The bound at the
+threshold epsilon then gives the remaining clocks: Eq. 3 is the curve, Eq. 4 the same curve at epsilon, and Eq. 5 sets d,
+which cannot be fitted as well. What the paper leaves open, what its public code does differently, and what we found:
 
-* The fit is least squares through the origin with d fixed, H = sum(x y) / sum(x x), over y = 1 .. a iterations from j0.
+* The fit is least squares through the origin with d fixed, H = sum(x y) / sum(x x), over y = 1 .. a clocks from j0.
   The code counts from the first loss that it kept (``origin="first"``) and uses the maximum loss as d (``d_rule="max"``).
 * A loss above d would make x negative; it counts as x = 0, which has no weight in the fit.
-* d <= epsilon: no iterations remain. No loss below d: no estimate.
+* d <= epsilon: no clocks remain. No loss below d: no estimate.
 * Losses that *rise* give a small H and so a small remainder, because d is then the last loss and the first ones look far
   below it. Hence the slope must fall by more than `falls` standard errors; None drops the guard, as in paper and code.
-* With d the largest of noisy losses a slow segment seems fast: of 16,094 iterations to go (a = 108, epsilon 0.2, first loss
+* With d the largest of noisy losses a slow stretch seems fast: of 16,094 clocks to go (a = 108, epsilon 0.2, first loss
   1) noise of 2 % leaves 7,000 and noise of 10 % 1,600, while 161 stay 152. So means of `smoothing` losses are fitted, by
   default of one loss per worker: with 36 workers some 9,000 remain under 10 % of noise. Paper and code fit single losses.
 
@@ -27,24 +27,24 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ESTIMATORS", "HOGWILD", "SERIAL", "Bound", "Estimator", "Form", "Remaining", "Segment", "inliers", "slope"]
+__all__ = ["ESTIMATORS", "HOGWILD", "SERIAL", "Bound", "Estimator", "Form", "LossCurve", "Remaining", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
 
 
-class Segment(NamedTuple):
-    """Losses of consecutive iterations under one setting."""
+class LossCurve(NamedTuple):
+    """The losses of a stretch: of consecutive clocks under one setting."""
 
-    losses: _Floats  # [n], after iterations j0 + 1 .. j0 + n of the job
-    loss_before: float = np.nan  # of iteration j0, under the setting before; nan where there was none
+    losses: _Floats  # [n], after clocks j0 + 1 .. j0 + n of the job
+    loss_before: float = np.nan  # of clock j0, under the setting before; nan where there was none
     clocks_before: int = 0  # j0
     workers: int = 1  # number of workers that pushed them
 
 
 class Remaining(NamedTuple):
-    """The estimate from one segment: the iterations to epsilon."""
+    """The estimate from one stretch: the clocks to epsilon."""
 
-    iterations: float  # from j0 on; infinite where the segment shows no progress
+    clocks: float  # from j0 on; infinite where the losses show no progress
     progress: bool
     hidden: float = np.nan  # H, fitted
     distance: float = np.nan  # d, set
@@ -55,11 +55,11 @@ class Remaining(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A convergence bound: iterations = H * shape(loss, d), with one hidden constant H."""
+    """A convergence bound: clocks = H * shape(loss, d), with one hidden constant H."""
 
     name: str
     shape: Callable[[_Floats, float], _Floats]  # (losses, d) to x; zero or less where the bound does not apply
-    anchored: bool = True  # iterations count from the segment's j0; else from the beginning of the job
+    anchored: bool = True  # clocks count from the stretch's j0; else from the beginning of the job
 
 
 def _hogwild(losses: _Floats, d: float) -> _Floats:
@@ -92,38 +92,38 @@ class Estimator:
     smoothing: int | None = None  # losses in a running mean; None: one per worker; 1 as in paper and code
     falls: float | None = 0.0  # standard errors that the losses' slope must fall by; None: no such guard
 
-    def remaining(self, segment: Segment, epsilon: float) -> Remaining:
-        """The iterations from the segment's j0 to a loss of `epsilon`. Raises ValueError for one that is not positive."""
+    def remaining(self, curve: LossCurve, epsilon: float) -> Remaining:
+        """The clocks from the stretch's j0 to a loss of `epsilon`. Raises ValueError for one that is not positive."""
         if not 0 < epsilon < np.inf:
             raise ValueError(f"Cannot estimate the way to epsilon = {epsilon}: give a positive loss.")
-        kept = inliers(segment.losses, self.outliers)
-        losses, steps = segment.losses[kept], 1.0 + np.flatnonzero(kept).astype(np.float64)
+        kept = inliers(curve.losses, self.outliers)
+        losses, steps = curve.losses[kept], 1.0 + np.flatnonzero(kept).astype(np.float64)
         falls = slope(steps, losses)
-        width = self.width(segment, len(losses))
+        width = self.width(curve, len(losses))
         losses, steps = _running_mean(losses, width), _running_mean(steps, width)
         if not len(losses) or losses.max() <= 0:
             return Remaining(np.inf, False, falls=falls)
         losses = np.maximum(losses, 1e-3 * epsilon)  # a hinge loss can be zero, where the bound is not defined
-        d = self._distance(losses, segment.loss_before)
+        d = self._distance(losses, curve.loss_before)
         if self.bound.anchored and d <= epsilon:
             return Remaining(0.0, True, distance=d, falls=falls)
-        skipped = (width - 1) / 2  # iterations by which the running mean has moved every point
+        skipped = (width - 1) / 2  # clocks by which the running mean has moved every point
         j0 = steps[0] if self.origin == "first" else skipped
-        y = steps - j0 if self.bound.anchored else segment.clocks_before + steps
+        y = steps - j0 if self.bound.anchored else curve.clocks_before + steps
         x = np.maximum(self.bound.shape(losses, d), 0.0)  # Eq. 3 is y = H x
         hidden = float(x @ y / (x @ x)) if x.any() else np.nan
         if not hidden > 0 or (self.falls is not None and not falls > self.falls):
             return Remaining(np.inf, False, hidden, d, falls)
         total = hidden * float(self.bound.shape(np.array([epsilon]), d)[0])  # Eq. 4
-        left = total + skipped if self.bound.anchored else total - segment.clocks_before
+        left = total + skipped if self.bound.anchored else total - curve.clocks_before
         return Remaining(max(left, 0.0), True, hidden, d, falls)
 
-    def width(self, segment: Segment, count: int) -> int:
+    def width(self, curve: LossCurve, count: int) -> int:
         """The width of the running mean over `count` losses, such that at least three means are left."""
-        return max(1, min(self.smoothing or segment.workers, count // 3))
+        return max(1, min(self.smoothing or curve.workers, count // 3))
 
     def level(self, losses: _Floats, workers: int, *, first: bool = False) -> float:
-        """The level of the loss at the end, or the beginning, of a segment: a mean as wide as the smoothing of the fit."""
+        """The level of the loss at the end, or the beginning, of a stretch: a mean as wide as the smoothing of the fit."""
         width = self.smoothing or workers
         return float(np.mean(losses[:width] if first else losses[-width:])) if len(losses) else np.nan
 

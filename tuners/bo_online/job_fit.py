@@ -1,7 +1,7 @@
 """One fit of Eq. 3 to a whole job (ours): how many clocks it still needs, and how much each setting progresses per clock.
 
-The paper fits Eq. 3 to the a iterations of one setting. Where the loss of one mini-batch scatters by more than it falls in a
-iterations, such a fit says nothing. So all stretches of a job are fitted together, by generalised least squares. With
+The paper fits Eq. 3 to the a clocks of one setting. Where the loss of one mini-batch scatters by more than it falls in a
+clocks, such a fit says nothing. So all stretches of a job are fitted together, by generalised least squares. With
 
     phi(l) = log(d / l) / l,    d = the first loss,
 
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import isotonic_regression
 
-from tuners.bo_online.convergence import Segment, inliers
+from tuners.bo_online.convergence import LossCurve, inliers
 
 __all__ = ["JobFit", "LeastSquares", "LevelRecorder", "Levels", "fitted_job", "likeness", "measured_levels", "never_rising"]
 
@@ -95,26 +95,26 @@ def likeness(kinds: Sequence[tuple[int, Hashable]]) -> _Floats:
 
 
 class LevelRecorder:
-    """The levels of the loss over the segments of one job, in the order in which it ran through them.
+    """The levels of the loss over the stretches of one job, in their order.
 
     There are at most `most` levels of one stay under a kind of setting. Those of a stay that is over are measured once: only
-    the last one grows. So the levels after a further segment take the time of one stay, and not of the whole job.
+    the last one grows. So the levels after a further stretch take the time of one stay, and not of the whole job.
     """
 
     def __init__(self, outliers: float = 3.0, most: int = _BLOCKS) -> None:
         self._outliers, self._most = outliers, most
-        self._open = deque[list[Segment]]()  # stays whose levels may still change: the last one may go on
+        self._open = deque[list[LossCurve]]()  # stays whose levels may still change: the last one may go on
         self._kinds: list[int] = []  # of every stay
         self._lengths: list[int] = []  # clocks of every stay that was
         self._rows = np.empty((0, _COLUMNS))  # their levels
 
-    def add(self, segment: Segment, kind: int) -> None:
-        """Add the next segment, under a setting of this kind."""
+    def add(self, curve: LossCurve, kind: int) -> None:
+        """Add the losses of the next stretch, under a setting of this kind."""
         last = self._open[-1][-1] if self._open and self._kinds[-1] == kind else None
-        if last is not None and last.clocks_before + len(last.losses) == segment.clocks_before:
-            self._open[-1].append(segment)
+        if last is not None and last.clocks_before + len(last.losses) == curve.clocks_before:
+            self._open[-1].append(curve)
         else:
-            self._open.append([segment])
+            self._open.append([curve])
             self._kinds.append(kind)
 
     def levels(self, count: int) -> Levels:
@@ -139,7 +139,7 @@ class LevelRecorder:
         under[np.arange(len(kept)), kinds] += within[kept]
         return Levels(loss[kept], error[kept], clocks[kept], under, kinds)
 
-    def _measured(self, stay: Sequence[Segment]) -> _Floats:
+    def _measured(self, stay: Sequence[LossCurve]) -> _Floats:
         """The levels of the next stay, a row each: mean, sum of squares of residuals, losses, how alike neighbours are, the
         middle in clocks of the job, the same of the stay, and the number of the stay."""
         first = not len(self._rows)
@@ -165,15 +165,15 @@ class LevelRecorder:
 
 
 def measured_levels(
-    segments: Sequence[Segment], kinds: Sequence[int], count: int, outliers: float = 3.0, most: int = _BLOCKS
+    curves: Sequence[LossCurve], kinds: Sequence[int], count: int, outliers: float = 3.0, most: int = _BLOCKS
 ) -> Levels:
-    """The levels of the loss over consecutive segments of one job; segment i is of the kind `kinds[i]` < `count`.
+    """The levels of the loss over consecutive stretches of one job; the setting of the i-th is of kind `kinds[i]` < `count`.
 
     There are at most `most` levels of one stay under a kind of setting.
     """
     recorder = LevelRecorder(outliers, most)
-    for segment, kind in zip(segments, kinds, strict=True):
-        recorder.add(segment, kind)
+    for curve, kind in zip(curves, kinds, strict=True):
+        recorder.add(curve, kind)
     return recorder.levels(count)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Evaluation, Target
-from tuners.bo_online.convergence import Estimator, Remaining, Segment
+from tuners.bo_online.convergence import Estimator, LossCurve, Remaining
 from tuners.bo_online.job_fit import LevelRecorder, Levels, fitted_job, likeness, never_rising
 
 __all__ = ["Observations", "Repeats", "Stretch", "StretchMemory", "Triple", "contiguous", "threshold", "triples"]
@@ -34,7 +34,7 @@ class Stretch(NamedTuple):
     """Consecutive clocks of the job under one setting."""
 
     row: _Floats  # the setting, encoded
-    segment: Segment
+    curve: LossCurve
     seconds: float  # of all its clocks together
     loss_after: float  # level of the loss at its end
     kind: Hashable = None  # what of the setting, besides the number of workers, may change the progress per clock
@@ -59,9 +59,9 @@ class StretchMemory:
         _put_last(self._latest, new)
         for s in new:
             self._recent.setdefault(s.row.tobytes(), deque(maxlen=_RECENT)).append(s)
-            self._numbers.setdefault((s.segment.workers, s.kind), len(self._numbers))
-            self._levels.add(s.segment, self.number(s))
-            self.fastest = min(self.fastest, s.seconds / len(s.segment.losses))
+            self._numbers.setdefault((s.curve.workers, s.kind), len(self._numbers))
+            self._levels.add(s.curve, self.number(s))
+            self.fastest = min(self.fastest, s.seconds / len(s.curve.losses))
         self._count += len(new)
 
     def latest(self) -> list[Stretch]:
@@ -75,7 +75,7 @@ class StretchMemory:
     def seconds_per_clock(self, row: _Floats) -> float:
         """Of the last few stretches of a setting that was observed: their noise has no use, their drift has."""
         recent = self._recent[row.tobytes()]
-        return sum(s.seconds for s in recent) / sum(len(s.segment.losses) for s in recent)
+        return sum(s.seconds for s in recent) / sum(len(s.curve.losses) for s in recent)
 
     @property
     def kinds(self) -> list[tuple[int, Hashable]]:
@@ -84,7 +84,7 @@ class StretchMemory:
 
     def number(self, stretch: Stretch) -> int:
         """The number of the kind of its setting."""
-        return self._numbers[stretch.segment.workers, stretch.kind]
+        return self._numbers[stretch.curve.workers, stretch.kind]
 
     def levels(self) -> Levels:
         """The levels of the loss over all stretches."""
@@ -167,8 +167,8 @@ def _counted(
     each = done / clocks if target.metric == "samples" and done > 0 else 1.0  # samples of a clock, over the whole job
     made = []
     for s in used:
-        count = len(s.segment.losses)
-        left = max(target.value - each * s.segment.clocks_before, each)
+        count = len(s.curve.losses)
+        left = max(target.value - each * s.curve.clocks_before, each)
         mine = s.samples / count if target.metric == "samples" and s.samples > 0 else 1.0
         at = left if state == "before" else left - mine * count
         made.append(Triple(s.row, at, s.seconds / count * left / mine, clocks=left / each))
@@ -186,18 +186,18 @@ def _pooled(
     efficiency = never_rising(kinds, fit.efficiency, levels.under[-1])
     made = []
     for s in used:
-        left = fit.clocks_left + clocks - s.segment.clocks_before
+        left = fit.clocks_left + clocks - s.curve.clocks_before
         per_clock = memory.seconds_per_clock(s.row) / efficiency[memory.number(s)]
-        loss = s.segment.loss_before if state == "before" else s.loss_after
+        loss = s.curve.loss_before if state == "before" else s.loss_after
         made.append(Triple(s.row, loss, per_clock * left, clocks=left))
     return Observations([t for t in made if np.isfinite(t.state)], fit.clocks_left, stateless=True)
 
 
 def _estimated(stretch: Stretch, epsilon: float, estimator: Estimator, state: Literal["before", "last"]) -> Triple:
-    remaining = estimator.remaining(stretch.segment, epsilon)
-    per_clock = stretch.seconds / len(stretch.segment.losses)
-    loss = stretch.segment.loss_before if state == "before" else stretch.loss_after
-    return Triple(stretch.row, loss, per_clock * remaining.iterations, remaining.progress, remaining)
+    remaining = estimator.remaining(stretch.curve, epsilon)
+    per_clock = stretch.seconds / len(stretch.curve.losses)
+    loss = stretch.curve.loss_before if state == "before" else stretch.loss_after
+    return Triple(stretch.row, loss, per_clock * remaining.clocks, remaining.progress, remaining)
 
 
 def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
@@ -208,11 +208,11 @@ def contiguous(stretches: Sequence[Stretch]) -> list[Stretch]:
         if (
             last is not None
             and np.array_equal(last.row, s.row)
-            and last.segment.clocks_before + len(last.segment.losses) == s.segment.clocks_before
+            and last.curve.clocks_before + len(last.curve.losses) == s.curve.clocks_before
         ):
-            losses = np.concatenate([last.segment.losses, s.segment.losses])
+            losses = np.concatenate([last.curve.losses, s.curve.losses])
             joined[-1] = s._replace(
-                segment=last.segment._replace(losses=losses),
+                curve=last.curve._replace(losses=losses),
                 seconds=last.seconds + s.seconds,
                 samples=last.samples + s.samples,
             )

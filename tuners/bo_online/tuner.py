@@ -4,7 +4,7 @@ Servers", 2020), with the choices of its public code as options where the two di
 First the job runs under its start setting and a few others, each for a while (III-B). From these measurements a Gaussian
 process learns T(<X, l>), the seconds that remain if the job continues under setting X from loss l (III-A). Then, again and
 again, the setting of the highest expected improvement is proposed, and taken where it gains more than the reconfiguration
-costs (III-C). The remaining seconds of a stretch are its seconds per clock times the remaining iterations (IV:
+costs (III-C). The remaining seconds of a stretch are its seconds per clock times the remaining clocks (IV:
 `tuners.bo_online.convergence`). Costs are learnt per technique (V: `tuners.bo_online.costs`). Where we differ or had to
 choose:
 
@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
-from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, Segment
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, LossCurve
 from tuners.bo_online.costs import RELOCATING, PastReconfiguration, change_seconds, techniques
 from tuners.bo_online.repository import Observations, Repeats, Stretch, StretchMemory, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
@@ -159,7 +159,7 @@ def bo_online(
         knobs: the knobs of the system, or all that are free.
         couple_threads: whether threads within and between operations add up to the cores.
         epsilon: the training loss at which the job is taken to end; by default from the target.
-        estimator: how the remaining iterations are estimated: our way, the paper's, or that of its public code.
+        estimator: how the remaining clocks are estimated: our way, the paper's, or that of its public code.
         repeats: which triples of one setting count.
         state: whether a triple has the loss before its setting was used, or the last one.
         surrogate: the Gaussian process: ours, the paper's, or that of its public code.
@@ -293,7 +293,7 @@ class JobHistory:
     @property
     def blind(self) -> bool:
         """Whether the job tells no loss of a mini-batch, as recorded runs do: then no setting can be told from another."""
-        losses = [s.segment.losses for s in self.stretches]
+        losses = [s.curve.losses for s in self.stretches]
         return not self.job.target.counts and bool(losses) and all(np.isnan(one).all() for one in losses)
 
     def trust(self, *, known: bool) -> float:
@@ -333,10 +333,10 @@ class JobHistory:
         workers = len(self.setting.workers)
         if not self.stretches:
             self.first_loss = self.loss = self.estimator.level(losses, workers, first=True)
-        segment = Segment(losses, self.loss, self.clocks + skipped, workers)
+        curve = LossCurve(losses, self.loss, self.clocks + skipped, workers)
         self.loss = self.estimator.level(losses, workers)
         row, kind = self.row(self.setting), kind_of(self.setting)
-        self.stretches.append(Stretch(row, segment, seconds, self.loss, kind, samples))
+        self.stretches.append(Stretch(row, curve, seconds, self.loss, kind, samples))
 
     def admitted(self, row: _Floats) -> Setting | None:
         """The setting of a row on the available nodes; None for the current setting, and where the job would refuse it."""
@@ -375,7 +375,7 @@ def _observe(history: JobHistory, clocks: int, least: int) -> Generator[Action[A
     fastest, own, before = history.memory.fastest, history.memory.last(history.row(history.setting)), len(history.stretches)
     piece = clocks
     if history.stretches and least < clocks:
-        piece = least if own is None else _worthwhile(clocks, least, fastest, own.seconds / len(own.segment.losses))
+        piece = least if own is None else _worthwhile(clocks, least, fastest, own.seconds / len(own.curve.losses))
     done = 0
     while piece > 0:
         count = len(history.stretches)
@@ -384,7 +384,7 @@ def _observe(history: JobHistory, clocks: int, least: int) -> Generator[Action[A
         if own is not None or done >= clocks or len(history.stretches) == count:
             break
         # The first pushes after a change were begun before it, and come sooner than later ones: look again and again.
-        seconds = history.stretches[-1].seconds / len(history.stretches[-1].segment.losses)
+        seconds = history.stretches[-1].seconds / len(history.stretches[-1].curve.losses)
         spent = sum(s.seconds for s in history.stretches[before:])
         worth = int((_SLOW * clocks * fastest - spent) / seconds + 1e-9) if seconds > 0 else clocks
         piece = min(done, clocks - done, worth)
@@ -537,7 +537,7 @@ def _first_admitted(history: JobHistory, rows: _Floats) -> tuple[_Floats, Settin
 
 def _trial_share(history: JobHistory, seen: Observations) -> float:
     """The share of the remaining clocks that a trial takes."""
-    return min(1.0, max(len(s.segment.losses) for s in history.stretches) / max(seen.clocks, 1.0))
+    return min(1.0, max(len(s.curve.losses) for s in history.stretches) / max(seen.clocks, 1.0))
 
 
 def _posterior(history: JobHistory, seen: Observations, surrogate: Surrogate) -> _Predict:

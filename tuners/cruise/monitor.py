@@ -5,11 +5,11 @@ nor do those that ended before the last reconfiguration was complete. Averages a
 weight (1 - forget)^k, among the `recent` newest ones, or, where that is 0, among all since the last solve. By default, here
 and in the public code, they are plain means.
 
-A kind is a node type, as the vendor names it. Its seconds per sample are the mean over its workers; where no machine of the
-kind is a worker now, the mean of what was remembered of its machines; where none ever was, T / cores as in the public code,
-T = sum_i C_i / sum_i(1 / cores_i) over the measured workers. The rate at which its machines serve is the lowest that was
-measured and remembered of them, bytes over busy seconds, because they hold equal shares, and a pull ends with the slowest;
-where none ever was a server, that of the vendor's NIC.
+A kind is a node type, as the vendor names it, or several similar ones. Its seconds per sample are the mean over its workers;
+where no machine of the kind is a worker now, the mean of what was remembered of its machines; where none ever was, T / cores
+as in the public code, T = sum_i C_i / sum_i(1 / cores_i) over the measured workers. The rate at which its machines serve is
+the lowest that was measured and remembered of them, bytes over busy seconds, because they hold equal shares, and a pull ends
+with the slowest; where none ever was a server, that of the vendor's NIC.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tuners.actions import Job, Window
-from tuners.cruise.placement import MachineKind
+from tuners.cruise.placement import MOST_KINDS, MachineKind
 from tuners.settings import Node
 
-__all__ = ["MachineGroup", "Memory", "Monitor", "Reading", "groups"]
-
-_MOST_GROUPS = 3
+__all__ = ["MeasuredKind", "Memory", "Monitor", "Reading", "measured_kinds"]
 
 
 class Reading(NamedTuple):
@@ -119,16 +117,16 @@ class Monitor:
         return Reading(*(newest_first * weights[:, None]).sum(axis=0) / weights.sum())
 
 
-class MachineGroup(NamedTuple):
-    """Machines that the cost model treats as alike."""
+class MeasuredKind(NamedTuple):
+    """A kind of machines, as measured: the cost model treats them as alike."""
 
     nodes: tuple[str, ...]
     seconds_per_sample: float
     bytes_per_second: float
     served_per_second: float | None = None  # as measured; None: never
 
-    def kind(self, achieved: float) -> MachineKind:
-        """The group as the cost model sees it, where pulls achieve that share of the vendor's bandwidth."""
+    def modelled(self, achieved: float) -> MachineKind:
+        """The kind as the cost model sees it, where pulls achieve that share of the vendor's bandwidth."""
         rate = achieved * self.bytes_per_second
         return MachineKind(
             count=len(self.nodes),
@@ -138,27 +136,27 @@ class MachineGroup(NamedTuple):
         )
 
 
-def groups(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Memory) -> list[MachineGroup]:
-    """`nodes` by type, with their speed; where there are more than three types, the most similar ones become one."""
+def measured_kinds(nodes: Iterable[Node], readings: Mapping[str, Reading], known: Memory) -> list[MeasuredKind]:
+    """The kinds of `nodes`: their types or, where these are more than three, the most similar ones together."""
     nodes = tuple(nodes)
     types = dict.fromkeys(n.type for n in nodes)
     measured = {n: r.seconds_per_sample for n, r in readings.items()}
     found = []
-    for kind in types:
-        members = [n for n in nodes if n.type == kind]
+    for name in types:
+        members = [n for n in nodes if n.type == name]
         seconds = [measured[n.name] for n in members if n.name in measured]
         seconds = seconds or [known.seconds_per_sample[n.name] for n in members if n.name in known.seconds_per_sample]
         compute = float(np.mean(seconds)) if seconds else _by_cores(nodes, known.seconds_per_sample, members[0].cores)
         served = [known.served_per_second[n.name] for n in members if n.name in known.served_per_second]
         found.append(
-            MachineGroup(
+            MeasuredKind(
                 tuple(n.name for n in members),
                 compute,
                 min(n.nic_bytes_per_second for n in members),
                 min(served, default=None),
             )
         )
-    while len(found) > _MOST_GROUPS:
+    while len(found) > MOST_KINDS:
         found = _merged(found)
     return found
 
@@ -170,10 +168,10 @@ def _by_cores(nodes: Iterable[Node], known: Mapping[str, float], cores: int) -> 
     return total / cores
 
 
-def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
-    """Join the two groups that differ least in compute and bandwidth: mean compute, the lower bandwidth and service rate."""
+def _merged(found: list[MeasuredKind]) -> list[MeasuredKind]:
+    """Join the two kinds that differ least in compute and bandwidth: mean compute, the lower bandwidth and service rate."""
 
-    def apart(a: MachineGroup, b: MachineGroup) -> float:
+    def apart(a: MeasuredKind, b: MeasuredKind) -> float:
         compute = log(max(a.seconds_per_sample, 1e-300) / max(b.seconds_per_sample, 1e-300))
         return abs(compute) + abs(log(a.bytes_per_second / b.bytes_per_second))
 
@@ -182,5 +180,5 @@ def _merged(found: list[MachineGroup]) -> list[MachineGroup]:
     mean = np.average([a.seconds_per_sample, b.seconds_per_sample], weights=[len(a.nodes), len(b.nodes)])
     served = [rate for rate in (a.served_per_second, b.served_per_second) if rate is not None]
     width = min(a.bytes_per_second, b.bytes_per_second)
-    one = MachineGroup(a.nodes + b.nodes, float(mean), width, min(served, default=None))
-    return [*(g for g in found if g is not a and g is not b), one]
+    one = MeasuredKind(a.nodes + b.nodes, float(mean), width, min(served, default=None))
+    return [*(k for k in found if k is not a and k is not b), one]

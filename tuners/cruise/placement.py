@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 from tuners.cruise.queueing import pulls_in_queue
 
 __all__ = [
+    "MOST_KINDS",
     "MachineKind",
     "Placement",
     "Problem",
@@ -69,7 +70,7 @@ _Array: TypeAlias = NDArray[np.float64]
 ServerTerm: TypeAlias = Literal["paper", "sum", "own", "queue"]
 """The server's part of a pull: m_j w / b_ij, m_j sum_i 1 / b_ij, m_j w / r_j, or m_j / r_j and a wait for other workers."""
 
-_MOST_KINDS = 3
+MOST_KINDS = 3
 _ROUNDING = 1e-12  # relative error of floats that counts as zero
 
 
@@ -256,8 +257,8 @@ class _Relaxed(NamedTuple):
 def _relaxed(problem: Problem) -> _Relaxed:
     """The relaxed optimum of every number of workers per kind. Raises ValueError for more than three kinds."""
     count = np.array([k.count for k in problem.kinds])
-    if len(count) > _MOST_KINDS:
-        raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {_MOST_KINDS}, or use the MILP.")
+    if len(count) > MOST_KINDS:
+        raise ValueError(f"Cannot place machines of {len(count)} kinds: give at most {MOST_KINDS}, or use the MILP.")
     workers = np.array(list(product(*(range(c + 1) for c in count))))
     workers = workers[(workers.sum(axis=1) > 0) & (workers.sum(axis=1) < count.sum())]
     if problem.server_term == "queue":

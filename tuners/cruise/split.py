@@ -17,7 +17,7 @@ import numpy as np
 
 from tuners.actions import Job, Setting
 from tuners.cruise import milp
-from tuners.cruise.monitor import MachineGroup, Memory, Reading, groups
+from tuners.cruise.monitor import MeasuredKind, Memory, Reading, measured_kinds
 from tuners.cruise.placement import (
     Placement,
     Problem,
@@ -121,16 +121,16 @@ class CostModel:
         """The best split of the available machines; only of those in use, unless the others make it strictly better."""
         in_use = set(current.workers + current.servers)
         gone = in_use - {n.name for n in available}
-        everyone = groups([*available, *(n for n in self.job.nodes if n.name in gone)], readings, known)
+        everyone = measured_kinds([*available, *(n for n in self.job.nodes if n.name in gone)], readings, known)
         share = self._achieved(current, everyone, readings) if self.bandwidth == "measured" else 1.0
         now = np.inf if gone else self._seconds(current, everyone, readings, share)
         best = None
         for nodes in dict.fromkeys((tuple(n for n in available if n.name in in_use), tuple(available))):
             if len(nodes) < 2:
                 continue
-            found = [_ordered(g, current) for g in groups(nodes, readings, known)]
+            found = [_ordered(k, current) for k in measured_kinds(nodes, readings, known)]
             problem = self._problem(current, found, readings, share)
-            names = [n for g in found for n in g.nodes]
+            names = [n for k in found for n in k.nodes]
             setting, seconds = next(self._ranked(current, problem, names, refused), (None, np.inf))
             if setting is not None and (best is None or seconds < best.seconds * (1 - TIE)):
                 best = Wanted(setting, seconds, 1 - seconds / now)
@@ -162,10 +162,10 @@ class CostModel:
                     yield setting, seconds
 
     def _problem(
-        self, current: Setting, found: list[MachineGroup], readings: Mapping[str, Reading], share: float
+        self, current: Setting, found: list[MeasuredKind], readings: Mapping[str, Reading], share: float
     ) -> Problem:
         return Problem(
-            kinds=tuple(g.kind(share) for g in found),
+            kinds=tuple(k.modelled(share) for k in found),
             samples=self.job.epoch_samples,
             batch_size=float(np.mean([r.samples for r in readings.values()])),
             model_bytes=self.job.model_bytes * current.transfer_bits / 32,
@@ -175,7 +175,7 @@ class CostModel:
             whole_batch=self.job.space.whole_batch,
         )
 
-    def _achieved(self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading]) -> float:
+    def _achieved(self, current: Setting, everyone: list[MeasuredKind], readings: Mapping[str, Reading]) -> float:
         """The share of the vendor's bandwidth that the pulls achieve: predicted over measured seconds of a pull.
 
         With overlap a pull that waits for a busy server ends when the server has served all workers.
@@ -195,7 +195,7 @@ class CostModel:
         return float(max(served.sum() / (took + busy), alone.sum() / took))
 
     def _seconds(
-        self, current: Setting, everyone: list[MachineGroup], readings: Mapping[str, Reading], share: float
+        self, current: Setting, everyone: list[MeasuredKind], readings: Mapping[str, Reading], share: float
     ) -> float:
         """The epoch time of the current split, in which no machine is missing."""
         problem = self._problem(current, everyone, readings, share)
@@ -235,8 +235,8 @@ def _in_order(current: Setting, nodes: Iterable[str]) -> list[str]:
     return sorted(nodes, key=lambda n: (rank.get(n, 1), order.get(n, 0)))
 
 
-def _ordered(group: MachineGroup, current: Setting) -> MachineGroup:
-    return group._replace(nodes=tuple(_in_order(current, group.nodes)))
+def _ordered(kind: MeasuredKind, current: Setting) -> MeasuredKind:
+    return kind._replace(nodes=tuple(_in_order(current, kind.nodes)))
 
 
 def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
@@ -253,9 +253,9 @@ def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting
     )
 
 
-def _placed(setting: Setting, problem: Problem, found: list[MachineGroup]) -> Placement:
+def _placed(setting: Setting, problem: Problem, found: list[MeasuredKind]) -> Placement:
     """`setting` as a placement on the machines of `found`."""
-    number = {n: i for i, n in enumerate(n for g in found for n in g.nodes)}
+    number = {n: i for i, n in enumerate(n for k in found for n in k.nodes)}
     data, model = setting.shares()
     if problem.whole_batch and setting.loads:
         data = tuple(sum(row) / problem.whole_batch for row in setting.loads)

@@ -341,7 +341,7 @@ def test_a_grid_of_loads_has_both_ends_and_all_that_there_are_where_they_are_few
 def test_the_cluster_knows_what_is_free():
     truth = Truth({"g2.2xlarge": 2, "c4.8xlarge": 1}, 64, dead=("g2.2xlarge-1",))
     groups = GroupedCluster.of(truth.job).groups
-    assert [(g.type, g.members, g.kinds) for g in groups] == [
+    assert [(g.type, g.members, g.device_kinds) for g in groups] == [
         ("g2.2xlarge", (0,), ("gpu", "cpu")),
         ("g2.2xlarge", (1,), ("cpu",)),
         ("c4.8xlarge", (2,), ("cpu",)),

@@ -440,10 +440,10 @@ def test_what_is_pushed_during_a_change_belongs_to_no_setting():
     at.since += 2.5  # a change that was complete at 4.5, while training went on
     at.take(window(GOAL, [0.8, 0.7, 0.6, 0.5], [3.0, 4.0, 5.0, 6.0], start=2.0))
     first, second = at.stretches
-    assert first.segment.losses.tolist() == [1.0, 0.9]
-    assert (first.segment.loss_before, first.seconds, first.segment.clocks_before) == (1.0, 2.0, 0)
-    assert second.segment.losses.tolist() == [0.6, 0.5]
-    assert (second.segment.loss_before, second.seconds, second.segment.clocks_before) == (0.9, 1.5, 4)
+    assert first.curve.losses.tolist() == [1.0, 0.9]
+    assert (first.curve.loss_before, first.seconds, first.curve.clocks_before) == (1.0, 2.0, 0)
+    assert second.curve.losses.tolist() == [0.6, 0.5]
+    assert (second.curve.loss_before, second.seconds, second.curve.clocks_before) == (0.9, 1.5, 4)
     assert (at.loss, at.clocks) == (0.5, 6)
 
 
@@ -454,7 +454,7 @@ def test_windows_without_a_setting_of_their_own_do_not_count():
     assert at.setting.intra_threads == 1
     at.take(replace(window(GOAL, [1.0] * 4, start=4.0), events=(NodeEvent(5.0, "n1", "failed"),)))
     at.take(replace(window(GOAL, [1.0] * 4, start=8.0), events=(NodeEvent(9.0, "n9", "left"),)))  # not in use
-    assert [s.segment.clocks_before for s in at.stretches] == [8]
+    assert [s.curve.clocks_before for s in at.stretches] == [8]
 
 
 def test_refusals_are_forgotten_when_nodes_come():

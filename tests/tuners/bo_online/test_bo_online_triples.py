@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuners.actions import Evaluation, Target
-from tuners.bo_online.convergence import Estimator, Segment
+from tuners.bo_online.convergence import Estimator, LossCurve
 from tuners.bo_online.repository import Stretch, contiguous, threshold, triples
 
 LOSS = Target("loss", 0.2)
@@ -14,14 +14,14 @@ LOSS = Target("loss", 0.2)
 
 def stretch(name, losses, before=1.0, clocks=0, seconds=4.0):
     losses = np.asarray(losses, float)
-    return Stretch(np.array([float(name)]), Segment(losses, before, clocks), seconds, float(losses[-1]))
+    return Stretch(np.array([float(name)]), LossCurve(losses, before, clocks), seconds, float(losses[-1]))
 
 
-def test_a_triple_is_seconds_per_clock_times_iterations():
+def test_a_triple_is_seconds_per_clock_times_clocks():
     s = stretch(1, [1.0, 0.9, 0.8, 0.7], before=1.1, seconds=8.0)
     (made,) = triples([s], LOSS, 1e6, 0.2, Estimator()).triples
     assert made.state == 1.1
-    assert made.seconds == pytest.approx(2.0 * Estimator().remaining(s.segment, 0.2).iterations)
+    assert made.seconds == pytest.approx(2.0 * Estimator().remaining(s.curve, 0.2).clocks)
     (last,) = triples([s], LOSS, 1e6, 0.2, Estimator(), state="last").triples
     assert (last.state, last.seconds) == (0.7, made.seconds)
 
@@ -34,7 +34,7 @@ def test_a_setting_seen_twice_counts_as_last_seen():
     assert [(t.row[0], t.state) for t in latest] == [(1, 0.7), (2, 1.0)]
     assert len(triples(seen, LOSS, 1e6, 0.2, Estimator(), "all").triples) == 5
     joined = contiguous(seen)
-    assert [(s.row[0], len(s.segment.losses), s.seconds, s.segment.clocks_before) for s in joined] == [
+    assert [(s.row[0], len(s.curve.losses), s.seconds, s.curve.clocks_before) for s in joined] == [
         (1, 4, 4.0, 0),
         (2, 4, 4.0, 4),
         (1, 8, 8.0, 8),

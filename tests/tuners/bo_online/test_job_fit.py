@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.tuners.bo_online.test_convergence import hidden_for, hogwild_losses, left
 from tuners.actions import Target
 from tuners.bo_online import job_fit
-from tuners.bo_online.convergence import Estimator, Segment
+from tuners.bo_online.convergence import Estimator, LossCurve
 from tuners.bo_online.job_fit import LevelRecorder, fitted_job, likeness, measured_levels, never_rising
 from tuners.bo_online.repository import Stretch, StretchMemory, triples
 
@@ -18,7 +18,7 @@ EPSILON, CLOCKS, LENGTH = 0.2, 16_000, 108
 
 
 def job(plan, noise, seed=0, efficiency=None, raised=None, clocks=CLOCKS):
-    """Segments of a job that would take so many clocks from a loss of 1: each entry of `plan` is a number of workers.
+    """Losses of a job that would take so many clocks from a loss of 1, by stretch: `plan` has the number of workers of each.
 
     `efficiency` and `raised` of a number of workers: progress per clock, and the factor by which the loss stands higher.
     """
@@ -28,25 +28,25 @@ def job(plan, noise, seed=0, efficiency=None, raised=None, clocks=CLOCKS):
         steps = effective + (efficiency or {}).get(workers, 1.0) * np.arange(1, LENGTH + 1)
         effective = steps[-1]
         losses = (raised or {}).get(workers, 1.0) * hogwild_losses(hidden, 1.0, steps)
-        found.append(Segment(losses * (1 + noise * rng.normal(size=LENGTH)), 1.0, i * LENGTH, workers))
+        found.append(LossCurve(losses * (1 + noise * rng.normal(size=LENGTH)), 1.0, i * LENGTH, workers))
     return found
 
 
-def fit(segments):
+def fit(curves):
     """The fit, and the efficiency by number of workers."""
-    kinds = list(dict.fromkeys((s.workers, "asp") for s in segments))
-    of = [kinds.index((s.workers, "asp")) for s in segments]
-    levels = measured_levels(segments, of, len(kinds))
-    found = fitted_job(levels, likeness(kinds), LENGTH * len(segments), EPSILON)
+    kinds = list(dict.fromkeys((s.workers, "asp") for s in curves))
+    of = [kinds.index((s.workers, "asp")) for s in curves]
+    levels = measured_levels(curves, of, len(kinds))
+    found = fitted_job(levels, likeness(kinds), LENGTH * len(curves), EPSILON)
     return found, dict(zip([w for w, _ in kinds], found.efficiency, strict=True))
 
 
 @pytest.mark.parametrize(("noise", "within"), [(0.001, 0.02), (0.02, 0.1), (0.1, 0.3)])
 def test_the_remaining_clocks_agree_with_the_curve(noise, within):
-    """After a tenth of the job. Under 10 % of noise single segments leave a tenth of the clocks (see `convergence`)."""
-    segments = job([8] * 15, noise)
+    """After a tenth of the job. Under 10 % of noise single stretches leave a tenth of the clocks (see `convergence`)."""
+    curves = job([8] * 15, noise)
     remains = CLOCKS - 15 * LENGTH
-    assert fit(segments)[0].clocks_left == pytest.approx(remains, rel=within)
+    assert fit(curves)[0].clocks_left == pytest.approx(remains, rel=within)
     assert left(hidden_for(CLOCKS), 1.0, EPSILON) == pytest.approx(CLOCKS)
 
 
@@ -67,24 +67,24 @@ def test_a_long_job_is_fitted_to_a_bounded_number_of_levels(monkeypatch):
 
 @pytest.mark.parametrize("plan", [[8, 16] * 150, [8] * 5 + [16] * 3 + [8] * 30, [4]])
 def test_levels_are_the_same_whether_asked_for_on_the_way_or_once(plan):
-    segments, kinds = job(plan, 0.2), sorted(set(plan))
+    curves, kinds = job(plan, 0.2), sorted(set(plan))
     recorder = LevelRecorder()
-    for i, segment in enumerate(segments):
-        recorder.add(segment, kinds.index(segment.workers))
+    for i, curve in enumerate(curves):
+        recorder.add(curve, kinds.index(curve.workers))
         found = recorder.levels(len(kinds))
         if i % 20 == 0 or i == len(plan) - 1:
-            expected = measured_levels(segments[: i + 1], [kinds.index(w) for w in plan[: i + 1]], len(kinds))
+            expected = measured_levels(curves[: i + 1], [kinds.index(w) for w in plan[: i + 1]], len(kinds))
             for mine, whole in zip(found, expected, strict=True):
                 assert np.array_equal(mine, whole)
 
 
-def test_a_further_segment_takes_the_time_of_its_stay_and_not_of_the_job(monkeypatch):
+def test_a_further_stretch_takes_the_time_of_its_stay_and_not_of_the_job(monkeypatch):
     looked_at = []
     monkeypatch.setattr(job_fit, "inliers", lambda losses, most: looked_at.append(len(losses)) or np.isfinite(losses))
     recorder = LevelRecorder()
-    for i, segment in enumerate(job([8, 16] * 100, 0.2)):
+    for i, curve in enumerate(job([8, 16] * 100, 0.2)):
         looked_at.clear()
-        recorder.add(segment, i % 2)
+        recorder.add(curve, i % 2)
         recorder.levels(2)
         assert sum(looked_at) <= 2 * LENGTH  # of the stay before, for good, and of this one
 
@@ -97,11 +97,11 @@ def test_clocks_under_each_kind_are_counted_from_the_beginning():
 
 
 def test_noise_alone_does_not_tell_settings_apart():
-    """Ten settings with equal progress per clock, one segment each, as after the initial phase; losses scatter by 30 %."""
+    """Ten settings with equal progress per clock, one stretch each, as after the initial phase; losses scatter by 30 %."""
     plan = [8, 3, 30, 12, 22, 35, 1, 17, 26, 6, 10]
     found = [np.array(list(fit(job(plan, 0.3, seed))[1].values())) for seed in range(20)]
     assert np.median([e.max() / e.min() for e in found]) < 1.2
-    alone = [[Estimator().remaining(s, EPSILON).iterations for s in job(plan, 0.3, seed)] for seed in range(20)]
+    alone = [[Estimator().remaining(s, EPSILON).clocks for s in job(plan, 0.3, seed)] for seed in range(20)]
     assert np.median([np.max(r) / np.min(r) for r in alone]) > 5
 
 
@@ -121,8 +121,8 @@ def test_a_setting_that_raises_the_loss_learns_less_from_each_clock():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_that_slows_down_does_not_blame_the_setting_that_it_is_under(seed):
     """The loss falls ever more slowly than Eq. 3 says, while the job is under 8 workers; with 24 it stands twice as high."""
-    segments = job([8, 24, 16, 24, *[8] * 60], 0.2, seed, raised={24: 2.0})
-    late = [s._replace(losses=np.maximum(s.losses, 0.45 + 0.3 * s.losses)) for s in segments]
+    curves = job([8, 24, 16, 24, *[8] * 60], 0.2, seed, raised={24: 2.0})
+    late = [s._replace(losses=np.maximum(s.losses, 0.45 + 0.3 * s.losses)) for s in curves]
     _, found = fit(late)
     assert found[24] < found[8]
 
@@ -162,13 +162,13 @@ def test_rates_are_alike_where_workers_are():
 def test_whatever_the_losses_are_the_fit_is_positive_and_finite(losses, workers, epsilon):
     """Rising, zero, infinite or missing losses; warnings are errors here."""
     before = np.cumsum([0, *map(len, losses)])
-    segments = [
-        Segment(np.array(x), 1.0, int(b), w)
+    curves = [
+        LossCurve(np.array(x), 1.0, int(b), w)
         for x, b, w in zip(losses, before, workers, strict=False)
         if np.isfinite(x).any()
     ]
-    kinds = sorted({(s.workers, None) for s in segments}) or [(1, None)]
-    levels = measured_levels(segments, [kinds.index((s.workers, None)) for s in segments], len(kinds))
+    kinds = sorted({(s.workers, None) for s in curves}) or [(1, None)]
+    levels = measured_levels(curves, [kinds.index((s.workers, None)) for s in curves], len(kinds))
     found = fitted_job(levels, likeness(kinds), float(before[-1]), epsilon)
     if found is not None:
         assert 0 < found.clocks_left < math.inf
@@ -183,20 +183,20 @@ def test_an_epsilon_that_is_no_loss_is_refused(epsilon):
 
 
 def test_triples_are_the_same_with_a_memory_of_the_stretches_before():
-    segments = job([8, 8, 4, 8, 16, 4, 4, 8], 0.2)
-    stretches = [Stretch(np.array([float(s.workers)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(segments)]
+    curves = job([8, 8, 4, 8, 16, 4, 4, 8], 0.2)
+    stretches = [Stretch(np.array([float(s.workers)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(curves)]
     memory, goal = StretchMemory(Estimator()), Target("loss", EPSILON)
     for now in range(2, len(stretches) + 1):
         given = stretches[:now], goal, 1e6, EPSILON, Estimator()
         grown, anew = (triples(*given, pooled=True, clocks=now * LENGTH, memory=m) for m in (memory, None))
-        assert (grown.clocks, len(grown.triples)) == (anew.clocks, len({s.segment.workers for s in stretches[:now]}))
+        assert (grown.clocks, len(grown.triples)) == (anew.clocks, len({s.curve.workers for s in stretches[:now]}))
         assert [t[1:] for t in grown.triples] == [t[1:] for t in anew.triples]
 
 
 def test_triples_share_one_estimate_of_the_end():
     """Y is seconds per clock times the clocks that the whole job needs from there, whatever one stretch looks like."""
-    segments = job([8, 8, 4, 8], 0.2)
-    stretches = [Stretch(np.array([float(i)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(segments)]
+    curves = job([8, 8, 4, 8], 0.2)
+    stretches = [Stretch(np.array([float(i)]), s, LENGTH * (i + 1.0), 0.5) for i, s in enumerate(curves)]
     seen = triples(stretches, Target("loss", EPSILON), 1e6, EPSILON, Estimator(), pooled=True, clocks=4 * LENGTH)
     assert [t.clocks - seen.clocks for t in seen.triples] == pytest.approx([4 * LENGTH, 3 * LENGTH, 2 * LENGTH, LENGTH])
     per_clock = [t.seconds / t.clocks for t in seen.triples]

@@ -11,7 +11,7 @@ import harness
 from tests.support.toy import job, window
 from tuners.actions import Cost, NodeEvent, Reconfigure, Rejected, Run, ServerWindow, Setting, Space
 from tuners.cruise import cruise
-from tuners.cruise.monitor import Memory, Monitor, Reading, groups
+from tuners.cruise.monitor import Memory, Monitor, Reading, measured_kinds
 from tuners.cruise.placement import MachineKind, Problem, best_in_batches, best_split, placement_seconds
 from tuners.cruise.split import epoch_seconds, roles
 from tuners.settings import Choice, Integer, Node
@@ -123,12 +123,12 @@ def test_what_a_server_took_when_it_worked_is_remembered():
     known.add(readings, {})
     known.add({"f0": Reading(0.08, 0.1, 4)}, {})
     assert known.seconds_per_sample == pytest.approx({"s0": 0.1, "f0": 0.9 * 0.02 + 0.1 * 0.01})
-    slow, fast = groups(SLOW + FAST, {"s0": readings["s0"]}, known)
+    slow, fast = measured_kinds(SLOW + FAST, {"s0": readings["s0"]}, known)
     assert (slow.seconds_per_sample, fast.seconds_per_sample) == pytest.approx((0.1, 0.019))
     # Without memory: T / cores, 2 x 0.1 / 4.
     other = Memory(newest=0.9)
     other.add({"s0": readings["s0"]}, {})
-    assert groups(SLOW + FAST, {"s0": readings["s0"]}, other)[1].seconds_per_sample == pytest.approx(0.05)
+    assert measured_kinds(SLOW + FAST, {"s0": readings["s0"]}, other)[1].seconds_per_sample == pytest.approx(0.05)
 
 
 def test_of_four_types_the_most_similar_two_are_one():
@@ -137,7 +137,7 @@ def test_of_four_types_the_most_similar_two_are_one():
     )
     seconds = {"a": 1.0, "b": 0.1, "c": 1.2, "d": 5.0}
     readings = {n.name: Reading(seconds[n.type], 0.1, 1) for n in nodes}
-    found = groups(nodes, readings, Memory(newest=0.9))
+    found = measured_kinds(nodes, readings, Memory(newest=0.9))
     assert [g.nodes for g in found] == [("b0", "b1"), ("d0", "d1"), ("a0", "a1", "c0", "c1")]
     assert (found[2].seconds_per_sample, found[2].bytes_per_second) == (pytest.approx(1.1), 1e6)
 
@@ -233,10 +233,10 @@ def test_rates_of_servers_are_remembered_while_they_are_workers():
     known.add({}, {"f0": 2e6})
     known.add({}, {"f0": 1e6})
     known.add({"s0": Reading(0.4, 0.1, 4)}, {})
-    slow, fast = groups(SLOW + FAST, {}, known)
+    slow, fast = measured_kinds(SLOW + FAST, {}, known)
     assert slow.served_per_second is None
     assert fast.served_per_second == pytest.approx(0.9 * 1e6 + 0.1 * 2e6)
-    assert (slow.kind(1.0).served_per_second, fast.kind(0.5).served_per_second) == pytest.approx((1e6, 1.1e6))
+    assert (slow.modelled(1.0).served_per_second, fast.modelled(0.5).served_per_second) == pytest.approx((1e6, 1.1e6))
 
 
 def test_the_slowest_of_alike_servers_counts():
@@ -244,7 +244,7 @@ def test_the_slowest_of_alike_servers_counts():
     known = Memory(newest=0.9)
     known.add({}, {"f0": 2e6, "f1": 0.25e6})
     known.add({"s0": Reading(0.4, 0.1, 4)}, {})
-    _, fast = groups(SLOW + FAST, {}, known)
+    _, fast = measured_kinds(SLOW + FAST, {}, known)
     assert fast.served_per_second == 0.25e6
 
 
