@@ -134,7 +134,6 @@ class SimulatedSystem:
         self._time.switch_to(branch)
         self._time.bring_to_now(branch)
         start = self._time.now
-        branch.unreported.resume_at(start)
         limit = min(self.job.budget_seconds, np.inf if action.seconds is None else start + action.seconds)
         table = self._time.train(branch, FOR_EVER if action.clocks is None else action.clocks, limit)
         report = branch.report()

@@ -45,6 +45,8 @@ class TrainingTime:
     def resume(self, branch: Branch) -> None:
         """Shift a branch's clock to now; another one may have trained last."""
         branch.resume_at(self.now, self.latest)
+        if self.latest is not branch:
+            branch.unreported.resume_at(self.now)
         self.latest = branch
 
     def bring_to_now(self, branch: Branch) -> None:
@@ -73,7 +75,6 @@ class TrainingTime:
         """Train outside of a window, to `limit` or, with `change_only`, to the end of the reconfiguration; the next window
         reports it."""
         start = self.now
-        branch.unreported.resume_at(start)
         stalls = self.reconfiguration is not None and self.reconfiguration.quiescent
         table = self.train(branch, FOR_EVER, limit, change_only=change_only)
         branch.unreported.add_records(table, self.now)

@@ -32,11 +32,10 @@ class Unreported:
         self.rows = self.rows + rows
 
     def resume_at(self, now: float) -> None:
-        """Move the pushes so far, as if training outside of a window ended `now`: for the branch no time has passed since.
-        Otherwise they would lie before the window that reports them, where another branch has trained meanwhile."""
-        if self._until_seconds != now:
-            self.records[:, _SECONDS] += now - self._until_seconds
-            self._until_seconds = now
+        """Move the pushes so far, as if they had ended `now`: another branch has trained since, and this one's clock stood
+        still. The next window begins so many seconds earlier as they took, and would begin after them."""
+        self.records[:, _SECONDS] += now - self._until_seconds
+        self._until_seconds = now
 
     def add_records(self, records: NDArray[np.float64], until_seconds: float) -> None:
         """Add pushes of training that ended at `until_seconds`."""

@@ -78,7 +78,7 @@ def trained_last(forest):
 # ------------------------------------------------------------------------------------------------------------ segments
 
 
-def test_it_trains_first_and_paysidle_before():
+def test_it_trains_first_and_pays_for_nothing_before():
     """Three clocks of each worker come before the first evaluation, and no branch but a snapshot."""
     forest = played(started(0.01), most=12)
     first = next(i for i, (a, _) in enumerate(forest.log) if isinstance(a, Evaluate))
