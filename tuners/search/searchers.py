@@ -9,7 +9,8 @@ searcher, either; here only the grid is exempt, because it ends anyway. All rand
 * "grid" tries a grid of 11 values per continuous knob, in random order.
 * "gp" is Bayesian optimisation as in Spearmint: a Gaussian process (GPy, through emukit) and expected improvement. Its first
   point has every knob at its minimum (Section 5.2); the next two are random.
-* "tpe" is the tree-structured Parzen estimator of HyperOpt, here through Optuna: MLtuner's default.
+* "tpe" is the tree-structured Parzen estimator of HyperOpt, here through Optuna: MLtuner's default. Its first 10 points are
+  random, Optuna's number; HyperOpt's is 20.
 """
 
 from __future__ import annotations
