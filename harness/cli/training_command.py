@@ -88,7 +88,7 @@ def add_train(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         "--accuracy", type=number(above=0, most=1), default=0.88, metavar="A", help="target of a run (default: 0.88)"
     )
     train.add_argument("--workers", type=int, default=10, metavar="K", help="workers per instance (default: 10)")
-    train.add_argument("--pushes", type=int, default=1500, metavar="N", help="most pushes of a run (default: 1500)")
+    train.add_argument("--pushes", type=int, default=3000, metavar="N", help="most pushes of a run (default: 3000)")
     train.add_argument(
         "--lanes", type=int, default=1, metavar="N", help="episodes at the same time, under vmap (default: 1)"
     )

@@ -2,9 +2,10 @@
 
 First come runs under the fixed policies of the paper's pre-training, each on the same instances (Zhu et al. 2020, Section 4:
 BSP, ASP and SSP with s = 2, 5, 8, on 100 instances each). The policies take turns, so that the learner does not end with a
-long series of one of them. Then come episodes under the policy that learns. All learning is compiled code within the engine
-(`tuners.rlp.dqn`); this module draws the instances and passes the learner from run to run. The result depends only on the
-plan: a training that was interrupted and resumed ends with the same bytes.
+long series of one of them. A run that is cut short teaches nothing here, because its end is not known. Then come episodes
+under the policy that learns. All learning is compiled code within the engine (`tuners.rlp.dqn`); this module draws the
+instances and passes the learner from run to run. The result depends only on the plan: a training that was interrupted and
+resumed ends with the same bytes.
 
 With one lane, an episode learns while it runs, as in Algorithm 2. With more, a round of that many instances of equal depth
 runs side by side under `vmap`, with the network as it was when the round began; then the one learner learns from all of
@@ -71,7 +72,7 @@ class TrainingPlan:
     instances: int = 1000  # to learn on
     episodes: int = 1000  # if more than the instances, these are used again
     pretrain: int = 100  # instances for each of the fixed policies
-    most_pushes: int = 1500  # of a run; a run without convergence is cut short here
+    most_pushes: int = 3000  # of a run; a run without convergence is cut short here
     lanes: int = 1  # runs at the same time
     seed: int = 0
     options: Options = field(default_factory=Options)
@@ -273,7 +274,8 @@ def _learned(plan: TrainingPlan, upcoming: Round, learner: Learner, clock: Clock
     """The learner after one run."""
     options, final, lost = plan.options, int(clock.status) != 0, _lost_seconds(plan, clock)
     if upcoming.fixed is not None:
-        learner = dqn.pretrained(options, learner, dqn.record_of(clock.policy, lost_seconds=lost, options=options))
+        if final:  # how much time was left in a run that was cut short is not known
+            learner = dqn.pretrained(options, learner, dqn.record_of(clock.policy, lost_seconds=lost, options=options))
     elif plan.lanes == 1:
         learner = dqn.after_run(clock.policy, final=final, lost_seconds=lost, options=options)
     else:

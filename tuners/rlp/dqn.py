@@ -19,7 +19,6 @@ What the paper leaves open or prints wrongly, and what we do (`Options.as_printe
 - A transition leads from one push of an episode to the next, or `steps` further. The pool stores pushes; states are put
   together from them.
 - Learning begins when the pool holds a whole mini-batch. Samples are drawn with replacement; the loss is their mean square.
-- Pre-training takes the last push of a run for its end, also where a cap has cut the run short.
 - The copies every c pushes, and the pool, continue over episodes. The best next action is one that is allowed.
 """
 

@@ -124,6 +124,18 @@ def test_an_interrupted_training_ends_with_the_same_bytes(
     assert "Cannot write command.npz: it is there already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("accuracy", "status"), [(0.3, "target"), (1.0, "cut short")])
+def test_a_run_that_was_cut_short_teaches_nothing_in_pre_training(tmp_path: Path, accuracy: float, status: str) -> None:
+    """The paper learns the time that was left until the end, which is not known of such a run."""
+    watch, out = _Enough(2), tmp_path / "p.npz"
+    with pytest.raises(KeyboardInterrupt):
+        train.train(replace(PLAN, accuracy=accuracy), out, watch=watch)
+    assert watch.told[0].status == status
+    kept = policy_file.unpack(checkpoint(out).read_bytes(), "rlp-training", (1,), "", "")[2]  # after the first run
+    fresh = dqn.new_learner(LEARNING, PLAN.seed).online.weights[0]
+    assert np.array_equal(kept["leaf000"], fresh) == (status == "cut short")
+
+
 @pytest.mark.slow
 def test_an_interrupted_training_in_lanes_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "CHECKPOINT_RUNS", 4)
