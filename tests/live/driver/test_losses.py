@@ -17,7 +17,7 @@ from harness.live.processes.names import node_of
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import ThreadProcesses, thread_processes
-from tuners.actions import Evaluate, Fork, Free, Reconfigure, Run
+from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run
 
 SPEC = Ones("ones", "ones.toml", ONES, 0)
 SERVERS = ("server/n2", "server/n3")
@@ -106,6 +106,23 @@ def test_servers_that_can_start_again_do_not_wait_for_a_worker_that_cannot():
         until(live, lambda: idle(live, {"n1"}))
         assert live.perform(Run(clocks=10)).clocks >= 10
         assert live.job_status().setting == replace(SPEC.job.start, workers=("n0",))
+
+
+def test_a_machine_that_dies_without_processes_cannot_be_used_until_it_is_back():
+    start = replace(SPEC.job.start, workers=("n0",))
+    pretend = PretendProcesses(SPEC.job)
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Reconfigure(start))
+        pretend.nodes -= {"n1"}
+        until(live, lambda: idle(live, {"n1"}))
+        seen = live.perform(Run(clocks=10))
+        assert [n.name for n in seen.nodes] == ["n0", "n2", "n3"]
+        with pytest.raises(Rejected, match="Cannot use node 'n1'"):
+            live.perform(Reconfigure(SPEC.job.start))
+        pretend.nodes |= {"n1"}
+        until(live, lambda: idle(live))
+        assert live.perform(Reconfigure(SPEC.job.start)).done
+        assert "n1 is gone | n1 is back" in history(live)
 
 
 def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():

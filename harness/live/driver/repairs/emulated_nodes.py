@@ -1,7 +1,8 @@
 """Nodes that join, leave, fail and slow down at the times of the scenario, on real processes.
 
-The same `ControlPlane` that moves nodes in simulated time says here, at the job's time, which of them are there. Processes
-of a node that goes are killed, and the driver repairs what is lost, as it does where a machine dies.
+The same `ControlPlane` that moves nodes in simulated time says here, at the job's time, which of them are there, and what
+the tuner is told of it: the same events at the same times, however late the driver looks and however long processes take to
+start. Processes of a node that goes are killed, and the driver repairs what is lost, as it does where a machine dies.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class EmulatedNodes:
         self._told = 0  # events of the control plane
 
     def act(self, seconds: float) -> tuple[NodeEvent, ...]:
-        """Do what is due up to this time of the job. Returns the notices of nodes that will leave; that nodes are gone, or
-        here, shows in `lost` and `nodes`."""
+        """Do what is due up to this time of the job. Returns what happened to nodes since the last call, in order; the
+        processes that were killed are in `lost`."""
         gone: set[str] = set()  # also of those that are back by now
         while self._plane.next_seconds <= seconds:
             before = self._plane.present
@@ -47,7 +48,12 @@ class EmulatedNodes:
         if here := [n for n in self._waiting if node_of(n) in present]:
             self.start(here)
         new, self._told = self._plane.events[self._told :], len(self._plane.events)
-        return tuple(event for event in new if event.event == "leaving")
+        return tuple(new)
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """Nodes that are present and have said that they will be gone."""
+        return self._plane.present - self._plane.available
 
     @property
     def slowdown(self) -> dict[str, float]:

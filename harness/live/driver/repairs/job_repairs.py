@@ -50,25 +50,33 @@ class JobRepairs:
         self.trains = True  # until the last checkpoint
         self._links = SlowLinks(runtime, view, spec)
         self._emulated, self._slowdown = emulated, dict.fromkeys(nodes, 1.0)
+        self._taken: set[str] = set()  # nodes that the scenario has just taken away
+        if emulated is not None:
+            self.losses.leaving = emulated.leaving
         self._asked_seconds = 0.0  # when losses were last asked for
 
     # ----------------------------------------------------------------------------------------------- nodes come and go
 
     def emulate(self) -> None:
-        """Let nodes come, go and slow down, where they are emulated."""
+        """Let nodes come, go and slow down, where they are emulated. Not once the job has ended."""
         if self._emulated is None:
             return
-        for notice in self._emulated.act(self._runtime.now):
-            self.losses.leaving.add(notice.node)
-            self.losses.node_events.append(notice)
-            self._view.log_event(f"{notice.node} will leave")
+        self._taken = set()
+        for event in self._emulated.act(self._view.now):
+            self.losses.tell(event)
+            if event.event == "leaving":
+                self._view.log_event(f"{event.node} will leave")
+            elif event.event != "joined":
+                self._taken.add(event.node)
+        self.losses.leaving = self._emulated.leaving
         if (slowdown := self._emulated.slowdown) != self._slowdown:
             self._slowdown = slowdown
             self._runtime.coordinator.slow(slowdown)
 
     def find_lost(self) -> dict[str, str]:
         """Processes that are lost since the last time, with the reasons."""
-        if self._runtime.now <= self._asked_seconds + _LOSSES_SECONDS:
+        # What the scenario takes is lost at once, so that a window which tells of it has the setting that follows.
+        if not self._taken and self._runtime.now <= self._asked_seconds + _LOSSES_SECONDS:
             return {}
         self._asked_seconds = self._runtime.now
         return dict(self._runtime.processes.lost())
@@ -77,12 +85,14 @@ class JobRepairs:
         """These processes are lost, for these reasons."""
         if set(lost) != {EVALUATOR}:
             self.begin_recovery()
-        self.losses.record(lost)
+        self.losses.record(lost, self._taken)
         for name, why in lost.items():
             self._view.log_event(f"{name} is lost: {why}")
 
     def returned(self, *, idle: bool) -> Procedure | None:
         """Start what is missing. Returns how branches get the nodes back that have returned."""
+        for node in self.losses.look():
+            self._view.log_event(f"{node} is gone")
         self.losses.start_missing()
         for node in self.losses.take_back():
             self._view.log_event(f"{node} {'is back' if node in self.losses.lost else 'has joined'}")

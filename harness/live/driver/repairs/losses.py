@@ -25,9 +25,12 @@ class Losses:
     """Which nodes and processes are lost, and the procedures that continue without them and with them again."""
 
     def __init__(self, runtime: Runtime, nodes: tuple[str, ...]) -> None:
-        self.away = set(nodes) - runtime.processes.nodes
+        self.away = set(nodes) - runtime.processes.nodes  # nodes without a machine, or with lost processes
         self.lost: set[str] = set()  # nodes that have been lost, also those that are back
-        self.leaving: set[str] = set()  # nodes that work, and have said that they will be gone
+        # What the tuner was told: nodes that are absent, and nodes that work and have said that they will be gone. Where a
+        # scenario lets a node join, the tuner is told so at once; the node is away until its processes have started again.
+        self.absent = set(self.away)
+        self.leaving: frozenset[str] = frozenset()
         self.excluded: set[str] = set()  # nodes that must not start again on their machine, whose link is slow
         self.node_events: list[NodeEvent] = []  # for the next window
         self.any_returned = False  # a node has returned, and no branch has it back yet
@@ -43,11 +46,32 @@ class Losses:
 
     @property
     def available(self) -> frozenset[str]:
-        """Nodes that a new setting may use."""
-        return self.present - self.leaving
+        """Nodes that a new setting may use, as far as the tuner was told."""
+        return frozenset(self._nodes) - self.absent - self.leaving
 
-    def record(self, names: Collection[str]) -> None:
-        """These processes were lost just now."""
+    def tell(self, event: NodeEvent) -> None:
+        """Tell the tuner of an event, with its next window. It is told once that a node is absent: where a machine has died
+        and the scenario takes its node away then, or the other way round."""
+        if event.event == "joined":
+            news = event.node in self.absent
+            self.absent.discard(event.node)
+        elif event.event == "leaving":
+            news = True
+        else:
+            news = event.node not in self.absent
+            self.absent.add(event.node)
+        if news:
+            self.node_events.append(event)
+
+    def look(self) -> tuple[str, ...]:
+        """Nodes that have lost their machine since the last time. Of those without processes, no lost process tells."""
+        gone = sorted(self.present - self._runtime.processes.nodes)
+        for node in gone:
+            self._lose(node)
+        return tuple(gone)
+
+    def record(self, names: Collection[str], told: Collection[str] = ()) -> None:
+        """These processes were lost just now. `told`: nodes of which the tuner was told already."""
         runtime = self._runtime
         runtime.starting.difference_update(names)
         runtime.coordinator.lose(list(names))
@@ -57,11 +81,14 @@ class Losses:
         self.lacks_blocks = self.lacks_blocks or any(n == server(node_of(n)) for n in names)
         for name in names:
             self._missing.setdefault(name, 0)
-        for node in sorted({node_of(n) for n in names if n != EVALUATOR} - self.away):
-            self.away.add(node)
-            self.lost.add(node)
-            self.node_events.append(NodeEvent(runtime.now, node, "left" if node in self.leaving else "failed"))
-            self.leaving.discard(node)
+        for node in sorted({node_of(n) for n in names if n != EVALUATOR}):
+            self._lose(node, told=node in told)
+
+    def _lose(self, node: str, *, told: bool = False) -> None:
+        self.away.add(node)
+        self.lost.add(node)
+        if not told:
+            self.tell(NodeEvent(self._runtime.now, node, "failed"))
 
     def start_missing(self) -> None:
         """Start lost processes whose nodes have a machine."""
@@ -86,7 +113,7 @@ class Losses:
         back = sorted((self.away & self._runtime.processes.nodes) - {node_of(n) for n in self._missing})
         for node in back:
             self.away.discard(node)
-            self.node_events.append(NodeEvent(self._runtime.now, node, "joined"))
+            self.tell(NodeEvent(self._runtime.now, node, "joined"))
         self.any_returned = self.any_returned or bool(back)
         return tuple(back)
 
@@ -129,7 +156,8 @@ class Losses:
         runtime, self.any_returned = self._runtime, False
         for number, branch in branches.items():
             before = branch.setting_before_loss
-            wanted = survivors(before, self.present, self._nodes) if before is not None else None
+            there = self._usable(branch.setting)
+            wanted = survivors(before, there, self._nodes) if before is not None else None
             if wanted is None:
                 continue
             if number == running:
@@ -142,9 +170,13 @@ class Losses:
             if wanted == branch.setting_before_loss:
                 branch.setting_before_loss = None
 
+    def _usable(self, setting: Setting) -> frozenset[str]:
+        """Nodes present, without those that will leave, unless `setting` has them: they work on, but get no new role."""
+        return self.present - self.leaving.difference(setting.workers, setting.servers)
+
     def _reduced(self, setting: Setting) -> Setting | None:
         """`setting` on the nodes present. A role that would be empty keeps those of its nodes that can be started again."""
-        there, startable = self.present, self._startable
+        there, startable = self._usable(setting), self._startable
         for members in (setting.workers, setting.servers):
             if not set(members) & self.present:
                 there |= set(members) & startable
