@@ -76,6 +76,26 @@ class Results:
         """The unit of a job's time, in words."""
         return time_unit(self.manifest)
 
+    @property
+    def missing(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The runs that the manifest names and no table has, because the comparison was interrupted: seeds by tuner, by
+        scenario. Of an oracle they are missing until it has run some setting on all seeds."""
+        every = pl.concat([self.scores, self.not_applicable, self.draws])
+        made: dict[tuple[str, str], set[int]] = {}
+        for scenario, tuner, seed in every.select(KEYS).iter_rows():
+            made.setdefault((scenario, tuner), set()).add(seed)
+        drawn, oracles = drawn_scenarios(self.manifest), self.manifest.get("oracles", [])
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for scenario, count in self.manifest.get("seeds_of", {}).items():
+            for tuner in self.manifest.get("tuners", []):
+                if scenario in drawn and tuner in oracles:
+                    continue
+                have = made.get((scenario, tuner), set())
+                # A deployed job has one run, of any seed: it lacks nothing.
+                if lacks := [seed for seed in range(count) if seed not in have][: count - len(have)]:
+                    found.setdefault(scenario, {})[tuner] = tuple(lacks)
+        return found
+
 
 def time_unit(manifest: Mapping[str, Any]) -> str:
     """The unit of a job's time in the results of a `manifest`, in words."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.parsing import some_path, whole
-from harness.cli.results import any_failed, conclude, tuner_names
+from harness.cli.results import any_failed, conclude, interrupted, tuner_names
 from harness.cli.standard_output import tell_once
 from harness.machine import cores
 
@@ -241,16 +241,17 @@ def _run_contest(options: argparse.Namespace) -> int:
 
     wanted = _contest_of(options)
     tuners, out, console = wanted.tuners, wanted.out, terminal()
+    played = out
     with _stoppable() as stop:
         try:
             contest(wanted, console)
             if options.beside:
                 say(console, "Running the same jobs in the simulator.")
-                simulated = out / "simulated"
-                again = simulated.exists()
-                compare([options.scenario], tuners, out=simulated, seeds=options.seeds, jobs=cores(), resume=again)
+                played = out / "simulated"
+                again = played.exists()
+                compare([options.scenario], tuners, out=played, seeds=options.seeds, jobs=cores(), resume=again)
         except (Interrupted, KeyboardInterrupt):
-            print(f"\nharness: interrupted; finished runs are in {out}; --resume goes on.", file=sys.stderr)
+            interrupted(played)
             return stop.status
     conclude(out, console)
     return 1 if any_failed(out) else 0

@@ -56,6 +56,7 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
     from reports.fidelity import live
     from reports.output import terminal
     from reports.pages import page
+    from reports.verdicts.conclusions import missing_runs
     from reports.verdicts.summary import summary
     from traces.store import load_results
 
@@ -65,6 +66,10 @@ def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> N
     if (beside := live.simulated_of(out, simulated)) is not None:
         for table in live.beside_tables(results, beside):
             console.print(table)
+        for sentence in missing_runs(beside):
+            say(console, f"In simulation, {sentence}", wraps=True)
+    if results.missing or (beside is not None and beside.missing):
+        say(console, "The command that began them goes on with --resume.", wraps=True)
     with stages("Writing the page"):  # of fifty scenarios, some minutes
         written = page.write(out, simulated, table=summed)
     say(console, f"The page: {written}")
@@ -87,10 +92,14 @@ def export(out: Path, console: Console, *, csv: bool, markdown: bool, figures: s
 
 
 def interrupted(out: Path) -> int:
-    """Say, after Ctrl-C, how the comparison in `out` goes on; return the exit status."""
+    """Say, after Ctrl-C, what is in `out` and how the comparison goes on; return the exit status."""
+    from harness.comparison.results import finished_runs
+
     print("\nharness: interrupted.", file=sys.stderr)
     if (out / "manifest.json").is_file():
-        print(f"Finished runs are in {out}; the same command with --resume goes on.", file=sys.stderr)
+        count = finished_runs(out)
+        runs = "No run is finished yet" if not count else f"{count} run{' is' if count == 1 else 's are'} finished, in {out}"
+        print(f"{runs}; the same command with --resume goes on.", file=sys.stderr)
     return 130
 
 

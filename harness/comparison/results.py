@@ -39,6 +39,7 @@ __all__ = [
     "add_host",
     "assemble",
     "candidate_name",
+    "finished_runs",
     "give_up",
     "hold_one_job",
     "is_known",
@@ -90,6 +91,11 @@ def stopped_seconds(run: Path) -> float:
 def is_known(run: Path, limit_seconds: float) -> bool:
     """Whether the run of that folder is complete, or known to take longer than its limit."""
     return run.is_dir() or stopped_seconds(run) > limit_seconds
+
+
+def finished_runs(out: Path) -> int:
+    """How many runs are in place, those of an oracle's settings among them; not such whose process died."""
+    return sum(not (run / DIED).exists() for run in (out / "runs").glob("*/*/*") if run.is_dir())
 
 
 def _note(run: Path) -> Path:

@@ -17,7 +17,7 @@ from reports.pages.overview import overview_figures
 from reports.pages.page import texts
 from reports.pages.scenario_section import scenario_figures
 from reports.verdicts import arenas, calibration_ranks
-from reports.verdicts.conclusions import answer, identical, not_applicable
+from reports.verdicts.conclusions import answer, identical, missing_runs, not_applicable
 from reports.verdicts.numbers import count, interval_text, percent, quantity, relative
 from reports.verdicts.summary import shows_usd, summary
 from traces.store import Results, load_results, write_bytes
@@ -92,6 +92,7 @@ def markdown(results: Results, table: pl.DataFrame | None = None, over: Sequence
         parts += map(_plain, identical(rows))
         if (under := calibration_ranks.ranks(results, rows)) is not None:
             parts += map(_plain, calibration_ranks.sentences(under))
+    parts += map(_plain, missing_runs(results))
     parts += map(_plain, not_applicable(results))
     return "\n\n".join(parts) + "\n"
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from reports.output.terminal_table import render
 from reports.verdicts import arenas, calibration_ranks
-from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, not_applicable
+from reports.verdicts.conclusions import NOTHING_TO_TUNE, Answer, answer, missing_runs, not_applicable
 from reports.verdicts.summary import summary
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def show(results: Results, console: Console, table: pl.DataFrame | None = None) 
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:
                 say(console, f"{oracle} is the best of {seen['settings']} fixed settings.", wraps=True)
+    for sentence in missing_runs(results):
+        say(console, sentence, wraps=True)
     if len(names) > _TABLES:
         where = f"The tables of the {len(names)} scenarios, and who does not apply to them, are on their pages."
         say(console, where, wraps=True)

@@ -25,6 +25,7 @@ from reports.pages.overview import overview
 from reports.pages.scenario_section import PackRun, scenario_section
 from reports.templates.rendering import fill
 from reports.verdicts.arenas import Arenas
+from reports.verdicts.conclusions import missing_runs
 from reports.verdicts.summary import ORACLE, REFERENCE, summary
 from traces.store import Results, is_job, load_results, read_manifest, write_bytes
 
@@ -81,8 +82,15 @@ def pages(
     """
     table = summary(results) if table is None else table
     names = list(dict.fromkeys(table["scenario"].to_list()))
-    common = {"versions": _versions(results.manifest), "reference": REFERENCE, "oracle": ORACLE, "live": results.live}
+    common: dict[str, Any] = {
+        "versions": _versions(results.manifest),
+        "reference": REFERENCE,
+        "oracle": ORACLE,
+        "live": results.live,
+    }
     made = {}
+    # On the first page, those of all scenarios, also of such that have no run yet.
+    common["missing"] = missing_runs(results, simulated=simulated)
     alone = only_overview and len(names) > 1
     if len(names) != 1:
         addresses = {name: "" if alone else quote(page_name(name, names, first)) for name in names}
@@ -92,6 +100,8 @@ def pages(
         section = scenario_section(
             name, table, results, scenarios.get(name, ""), runs, "../" * own.count("/") if with_files else None, simulated
         )
+        if own != first:
+            common["missing"] = missing_runs(results, name, simulated)
         made[own] = fill(
             "comparison.html.j2",
             title=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
@@ -11,6 +12,7 @@ import polars as pl
 from reports.verdicts.numbers import count, interval_text, quantity
 from reports.verdicts.statistics import LEAST_BLOCKS, LEVEL, coverage_limit
 from reports.verdicts.summary import ORACLE, REFERENCE, side_of_reference
+from traces.store import drawn_scenarios
 
 if TYPE_CHECKING:
     from traces.store import Results
@@ -27,6 +29,7 @@ __all__ = [
     "identical",
     "limits",
     "listed",
+    "missing_runs",
     "not_applicable",
     "not_run",
     "tally",
@@ -238,6 +241,33 @@ def not_applicable(results: Results) -> list[str]:
         each = "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in _by_reason(rows).items())
         said.append(f"{scenario}: not applicable, and not run: {each}.")
     return said
+
+
+def missing_runs(results: Results, scenario: str = "", simulated: Results | None = None) -> list[str]:
+    """Sentences on the runs that a comparison was to have, of all scenarios or of this one, and that are not there: it was
+    interrupted, or is still running. `simulated` are runs beside live ones."""
+    by_runs: dict[str, list[str]] = {}
+    tuners, oracles = (results.manifest.get(key, []) for key in ("tuners", "oracles"))
+    for name, lacks in results.missing.items():
+        if scenario in ("", name):
+            by_seeds: dict[tuple[int, ...], list[str]] = {}
+            for tuner, seeds in lacks.items():
+                by_seeds.setdefault(seeds, []).append(tuner)
+            each = ", ".join(f"{listed(names)} ({_seeds(seeds)})" for seeds, names in by_seeds.items())
+            played = len(tuners) - (len(oracles) if name in drawn_scenarios(results.manifest) else 0)
+            count, runs = sum(map(len, lacks.values())), results.manifest["seeds_of"][name] * played
+            by_runs.setdefault(f"{count} of {runs} runs {'is' if count == 1 else 'are'} missing: {each}.", []).append(name)
+    said = [f"{listed(names)}: {lacking}" for lacking, names in by_runs.items()]
+    return said + ([f"In simulation, {each}" for each in missing_runs(simulated, scenario)] if simulated else [])
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """Seeds in words; three and more that follow each other by their ends."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(seeds), lambda pair: pair[1] - pair[0]):
+        run = [seed for _, seed in group]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return f"seed{'' if len(seeds) == 1 else 's'} {listed(parts)}"
 
 
 def not_run(rows: pl.DataFrame) -> list[str]:

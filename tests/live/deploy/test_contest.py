@@ -4,12 +4,14 @@ import html
 import json
 import math
 from contextlib import contextmanager
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from harness.cli.main import main
 from harness.cli.results import tuner_names
+from harness.comparison import compare
 from harness.drive import play
 from harness.live.deploy import contest, job_folder
 from harness.live.deploy.deployment import Interrupted
@@ -143,12 +145,58 @@ def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):
     play_on, played, _ = simulated
     play_on.stops = 3
     assert main(COMMAND) == 130
-    assert "finished runs are in out; --resume goes on" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 runs are finished, in out; the same command with --resume goes on." in said
+    assert main(["report", "out"]) == 0
+    lacks = "small: 4 of 6 runs are missing: fixed and asp (seed 1), contestants:broken (seeds 0 and 1)."
+    said = capsys.readouterr().out
+    assert lacks in said
+    assert "The command that began them goes on with --resume." in said
+    assert lacks in (here / "out" / "report.html").read_text()
     before = played.copy()
     assert main(COMMAND) == 2
     assert main([*COMMAND, "--resume"]) == 1
     assert played == [*before, *[("contestants:broken", 0), ("fixed", 1), ("asp", 1), ("contestants:broken", 1)]]
     assert len(store.load_results(here / "out").scores) == 6
+    capsys.readouterr()
+    assert main(["report", "out"]) == 0
+    assert "missing" not in capsys.readouterr().out
+
+
+def test_a_contest_that_was_interrupted_in_its_first_run_says_that_none_is_finished(here, simulated, capsys):
+    simulated[0].stops = 1
+    assert main(COMMAND) == 130
+    assert "No run is finished yet; the same command with --resume goes on." in capsys.readouterr().err
+    assert main(["report", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "No run is in this folder yet." in said
+    assert "small: 6 of 6 runs are missing: fixed, asp and contestants:broken (seeds 0 and 1)." in said
+
+
+def test_simulated_runs_that_are_missing_beside_live_ones_are_named(here, simulated, capsys, monkeypatch):
+    def interrupted(*given, **named):
+        def watch(event):
+            if isinstance(event, compare.Finished):
+                raise KeyboardInterrupt
+
+        whole(*given, **named | {"jobs": 1}, watch=watch)
+
+    whole = compare.compare
+    monkeypatch.setattr(compare, "compare", interrupted)
+    names = "fixed,contestants:faster"
+    command = ["deploy", "--live", "small.toml", "--tuners", names, "--seeds", "1", "--out", "out", "--beside"]
+    assert main(command) == 130
+    simulated_folder = Path("out", "simulated")
+    assert f"1 run is finished, in {simulated_folder}; the same command with --resume goes on." in capsys.readouterr().err
+    assert main(["report", "out"]) == 0
+    lacks = "In simulation, small: 1 of 2 runs is missing: contestants:faster (seed 0)."
+    said = capsys.readouterr().out
+    assert lacks in said
+    assert "The command that began them goes on with --resume." in said
+    assert lacks in (here / "out" / "report.html").read_text()
+    monkeypatch.setattr(compare, "compare", whole)
+    assert main([*command, "--resume"]) == 0
+    assert "missing" not in capsys.readouterr().out
 
 
 def test_live_runs_are_put_beside_simulated_ones(here, simulated, capsys):

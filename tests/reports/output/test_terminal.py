@@ -2,14 +2,18 @@
 
 import io
 import math
+from dataclasses import replace
 
+import polars as pl
 import pytest
 from rich.console import Console
 
 from reports.output import terminal
 from reports.output.terminal_table import notes, render
+from reports.verdicts.conclusions import missing_runs
 from reports.verdicts.summary import summary
 from tests.support.made_up import contest, frames, from_times, score_row
+from traces.schema import NOT_APPLICABLE, SCORES
 
 NAN, INF = math.nan, math.inf
 
@@ -68,6 +72,39 @@ def test_no_runs_give_no_table():
     out = Console(width=100, color_system=None, file=io.StringIO())
     terminal.show(frames([]), out)
     assert out.file.getvalue() == "No run is in this folder yet.\n"
+
+
+def of_part(rows, **manifest):
+    """Results of a comparison that has only these rows yet."""
+    made = frames(rows)
+    return replace(made, manifest=made.manifest | manifest)
+
+
+def test_runs_that_are_missing_are_named():
+    rows = [score_row("s", "fixed", seed, 5.0) for seed in range(6)] + [score_row("s", "a", seed, 4.0) for seed in (1, 4)]
+    half = of_part(rows, scenarios=["s", "t"], tuners=["fixed", "a", "b", "c"], seeds_of={"s": 6, "t": 1})
+    assert half.missing["s"] == {"a": (0, 2, 3, 5), "b": (0, 1, 2, 3, 4, 5), "c": (0, 1, 2, 3, 4, 5)}
+    out = Console(width=100, color_system=None, file=io.StringIO())
+    terminal.show(half, out)
+    said = " ".join(out.file.getvalue().split())
+    assert "s: 16 of 24 runs are missing: a (seeds 0, 2, 3 and 5), b and c (seeds 0 to 5)." in said
+    assert "t: 4 of 4 runs are missing: fixed, a, b and c (seed 0)." in said
+
+
+def test_what_was_not_run_on_purpose_is_not_missing():
+    """Tuners that do not apply, oracles on draws of constants, and a deployed job, whose only run has any seed."""
+    idle = pl.DataFrame([score_row("s", "a", 0, 1.0, status=NOT_APPLICABLE)], schema=SCORES)
+    drawn = pl.DataFrame([score_row("s+draw1", "fixed", 0, 1.0), score_row("s+draw1", "a", 0, 1.0)], schema=SCORES)
+    every = {"tuners": ["fixed", "a", "best_fixed"], "oracles": ["best_fixed"], "draws": {"s": ["s+draw1"]}}
+    rows = [score_row("s", tuner, 0, 1.0) for tuner in ("fixed", "best_fixed")]
+    whole = of_part(rows, scenarios=["s", "s+draw1"], seeds_of={"s": 1, "s+draw1": 1}, **every)
+    assert replace(whole, not_applicable=idle, draws=drawn).missing == {}
+    assert replace(whole, draws=drawn[:1]).missing == {"s": {"a": (0,)}, "s+draw1": {"a": (0,)}}
+    assert missing_runs(replace(whole, draws=drawn[:1])) == [
+        "s: 1 of 3 runs is missing: a (seed 0).",
+        "s+draw1: 1 of 2 runs is missing: a (seed 0).",
+    ]
+    assert of_part([score_row("s", "fixed", 7, 1.0)], seeds_of={"s": 1}).missing == {}
 
 
 def test_one_seed_says_so():

@@ -218,6 +218,21 @@ def test_before_the_first_run_the_page_says_so():
     assert "No run is in this folder yet." in text
 
 
+def test_runs_that_are_missing_are_named_on_the_first_page_and_on_their_scenario_s():
+    half = contest(scenarios=("s", "t"), tuners=("fixed", "cruise"), seeds=2)
+    half = replace(half, manifest=half.manifest | {"scenarios": ["s", "t", "u"], "seeds_of": {"s": 2, "t": 3, "u": 1}})
+    made = page.pages(half, {})
+    lacks = {
+        "t": "t: 2 of 6 runs are missing: cruise and fixed (seed 2).",
+        "u": "u: 2 of 2 runs are missing: cruise and fixed (seed 0).",
+    }
+    assert [lacks["t"] in made[name] for name in ("report.html", "pages/s.html", "pages/t.html")] == [True, False, True]
+    assert [lacks["u"] in made[name] for name in ("report.html", "pages/s.html", "pages/t.html")] == [True, False, False]
+    alone = contest(tuners=("fixed",), seeds=1)
+    alone = replace(alone, manifest=alone.manifest | {"seeds_of": {"digits": 1, "u": 1}})
+    assert "u: 1 of 1 runs is missing: fixed (seed 0)." in page.pages(alone, {})["report.html"]
+
+
 def test_what_comes_from_files_is_escaped():
     rows = [score_row("s" + NASTY, "x" + NASTY, i, 600.0, status="error", reason=NASTY) for i in range(2)]
     rows += [score_row("s" + NASTY, t, i, 9.0 + i) for i in range(2) for t in ("fixed", "y")]
