@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import jsonschema
@@ -14,8 +15,11 @@ import pytest
 import ray
 import yaml
 
-HERE = Path(__file__).parents[3] / "harness" / "live" / "clusters"
-SLURM, GUIDE, MANIFEST = ((HERE / name).read_text() for name in ("live.sbatch", "README.md", "rayjob.yaml"))
+ROOT = Path(__file__).parents[3]
+HERE = ROOT / "harness" / "live" / "clusters"
+SLURM, GUIDE, MANIFEST, IMAGE = (
+    (HERE / name).read_text() for name in ("live.sbatch", "README.md", "rayjob.yaml", "Dockerfile")
+)
 
 
 def test_the_batch_file_is_a_script():
@@ -183,11 +187,35 @@ def test_the_manifest_names_what_it_uses():
     assert submitter in policy["spec"]["ingress"][0]["from"]
 
 
+def _steps():
+    """Instructions of the Dockerfile: their name, and the rest."""
+    whole = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", IMAGE, flags=re.M))
+    return [line.split(maxsplit=1) for line in whole.splitlines() if line]
+
+
 def test_the_image_has_what_kuberay_asks_for():
     """Its submitter talks to Ray's dashboard, and its probes call wget."""
-    image = (HERE / "Dockerfile").read_text()
-    assert "ray[default]==" in image
-    assert re.search(r"apt-get install .*\bwget\b", image)
+    assert "ray[default]==" in IMAGE
+    assert re.search(r"apt-get install .*\bwget\b", IMAGE)
+    user = next(rest for name, rest in _steps() if name == "USER")
+    assert f"useradd --uid {user} " in IMAGE
+    job = next(yaml.safe_load_all(MANIFEST))
+    assert job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["securityContext"]["fsGroup"] == int(user)
+
+
+def test_the_image_has_the_files_that_the_package_is_built_from_and_no_others():
+    """No virtual environment, no results and no history of the working tree."""
+    copied = [rest.split() for name, rest in _steps() if name == "COPY"]
+    sources = {source for *each, _ in copied for source in each}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {pattern for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"] if "." not in pattern}
+    named = {project["project"]["readme"], *(name.split("/")[0] for name in project["project"]["license-files"])}
+    assert sources == {"pyproject.toml", "requirements.txt"} | named | packages
+    assert all((ROOT / source).exists() for source in sources)
+    # A folder's files, and not the folder, are copied: it needs its name again.
+    assert all(each == [each[0]] * 2 for each in copied if (ROOT / each[0]).is_dir())
+    assert "setuptools==" in (ROOT / "requirements.txt").read_text()  # without isolation, it must be there
+    assert "--no-build-isolation" in IMAGE
 
 
 @pytest.mark.timeout(120)
