@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -174,6 +175,18 @@ def test_a_node_that_will_leave_works_on_but_takes_no_new_role():
         assert [n.name for n in live.perform(Run(clocks=10)).nodes] == ["n0", "n2", "n3"]
         with pytest.raises(Rejected, match="Cannot use node 'n1'"):
             live.perform(Reconfigure(replace(made.job.start, policy="asp")))
+
+
+def test_no_node_goes_once_the_job_has_ended():
+    """Its last checkpoint needs them."""
+    start = ONES.replace("value = 1_000_000", "value = 20")
+    made = spec('nodes = [{ nodes = ["n1"], seconds = 1.5, event = "fails" }]', start)
+    with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
+        assert live.perform(Run(clocks=20)).status == "target"
+        ended = live.now
+        while live.control.runtime.now < 1.8:
+            time.sleep(0.05)
+        assert ("worker/n1 is lost" in history(live)) == (ended > 1.5)
 
 
 def test_a_job_that_is_resumed_knows_which_nodes_will_leave(tmp_path):
