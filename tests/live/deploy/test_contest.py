@@ -141,6 +141,11 @@ def test_a_contest_that_is_finished_joins_no_cluster_again(here, simulated):
     assert (len(played), len(joined)) == (6, 1)
 
 
+def unwrapped(text):
+    """The same whatever the width of the terminal."""
+    return " ".join(text.split())
+
+
 def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):
     play_on, played, _ = simulated
     play_on.stops = 3
@@ -149,7 +154,7 @@ def test_a_contest_that_was_interrupted_goes_on(here, simulated, capsys):
     assert "2 runs are finished, in out; the same command with --resume goes on." in said
     assert main(["report", "out"]) == 0
     lacks = "small: 4 of 6 runs are missing: fixed and asp (seed 1), contestants:broken (seeds 0 and 1)."
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert lacks in said
     assert "The command that began them goes on with --resume." in said
     assert lacks in (here / "out" / "report.html").read_text()
@@ -168,7 +173,7 @@ def test_a_contest_that_was_interrupted_in_its_first_run_says_that_none_is_finis
     assert main(COMMAND) == 130
     assert "No run is finished yet; the same command with --resume goes on." in capsys.readouterr().err
     assert main(["report", "out"]) == 0
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert "No run is in this folder yet." in said
     assert "small: 6 of 6 runs are missing: fixed, asp and contestants:broken (seeds 0 and 1)." in said
 
@@ -190,7 +195,7 @@ def test_simulated_runs_that_are_missing_beside_live_ones_are_named(here, simula
     assert f"1 run is finished, in {simulated_folder}; the same command with --resume goes on." in capsys.readouterr().err
     assert main(["report", "out"]) == 0
     lacks = "In simulation, small: 1 of 2 runs is missing: contestants:faster (seed 0)."
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert lacks in said
     assert "The command that began them goes on with --resume." in said
     assert lacks in (here / "out" / "report.html").read_text()
