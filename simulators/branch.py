@@ -61,13 +61,7 @@ class JobContext:
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
-        check_links(
-            self.cluster.discipline,
-            self.cluster.control_queue,
-            tables=has_tables(self.workload),
-            snapshots=bool(self.cluster.snapshot_clocks),
-            independent=self.cluster.independent_flows,
-        )
+        check_links(self.cluster, tables=has_tables(self.workload))
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = Program(
@@ -77,6 +71,7 @@ class JobContext:
             discipline=self.cluster.discipline,
             overlapping=single,
             timers=policy.timers,
+            server_threads=self.cluster.server_threads,
         )
         inputs = build(
             self.cluster,

@@ -69,7 +69,7 @@ def _beside(origin: Path, file: str) -> Path:
 def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
     """The machines of [cluster], with drawn constants where `draw` is not 0."""
     table, known = tables.cluster, profiles()
-    latency_seconds = table.latency_seconds
+    latency_seconds, switch_bytes = table.latency_seconds, table.switch_bytes_per_second
     if table.profiles is not None:
         path = _beside(origin, table.profiles)
         try:
@@ -78,7 +78,8 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
             raise ValueError(str(error)) from None
         if draw and (drawn := draw_of(path, draw)):
             own = drawn.node_types(own)
-            latency_seconds *= drawn.latency_ratio(tables.workload.name)
+            latency_seconds *= drawn.ratio(tables.workload.name, "latency_seconds")
+            switch_bytes *= drawn.ratio(tables.workload.name, "switch_bytes_per_second")
         known |= own
     if not table.nodes:
         raise ValueError("nodes: there are none; give at least one worker and one server.")
@@ -98,7 +99,8 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
     flows = (table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks, table.independent_flows)
-    return Cluster(tuple(nodes), *flows, table.uneven_bytes)
+    switch = (switch_bytes, table.switch_both_ways)
+    return Cluster(tuple(nodes), *flows, table.uneven_bytes, *switch, table.server_threads)
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
@@ -206,13 +208,7 @@ def check_engine(scenario: Scenario, space: Space) -> None:
     tables = found is not None and found[2]
 
     def links() -> None:
-        check_links(
-            cluster.discipline,
-            cluster.control_queue,
-            tables=tables,
-            snapshots=bool(cluster.snapshot_clocks),
-            independent=cluster.independent_flows,
-        )
+        check_links(cluster, tables=tables)
 
     def learning() -> None:
         if found is not None:

@@ -77,6 +77,9 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_clocks: _Whole = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none
     independent_flows: bool = False  # each flow of a transfer ends by itself where servers are unlike; else all together
     uneven_bytes: _Amount = 0.0  # with "uneven": flows of that size share by lot, larger ones more evenly; 0: of any size
+    switch_bytes_per_second: _Amount = 0.0  # of a switch that all transfers between nodes pass, each way; 0: no limit
+    switch_both_ways: bool = False  # pulls and pushes share the switch; else each way has so much
+    server_threads: _Count = 1  # of a server's process: each serves one transfer, or one update, at a time
     profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 

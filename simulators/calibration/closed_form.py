@@ -56,6 +56,8 @@ class Plant(NamedTuple):
     discipline: Discipline = (
         "maxmin"  # as in `Cluster`; of servers that are stations of their own, shares are taken for even
     )
+    one_way: bool = False  # pulls and pushes share what limits both, a switch
+    threads: int = 1  # of each server, where one station stands for all of them
 
 
 class Spans(NamedTuple):
@@ -101,6 +103,8 @@ class _Arrays(NamedTuple):
     alone: _Pair  # seconds of a pull and of a push that have the links for themselves, [n, k]
     shared: _Pair  # seconds that they take of the servers' links, [n, 1]
     apply: NDArray[np.float64]  # seconds, [n, 1]
+    turn: NDArray[np.float64]  # seconds until the next push can be applied: shorter where threads do so side by side, [n, 1]
+    one_way: NDArray[np.bool_]  # pulls and pushes share a station, [n, 1]
     queues: NDArray[np.bool_]  # transfers are served first come, first served, [n, 1]
     serial: NDArray[np.bool_]  # in one queue with updates, [n, 1]
     ways: tuple[_Visits, _Visits] | None  # of pulls and of pushes, where servers are stations of their own
@@ -136,7 +140,7 @@ def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
             np.maximum(np.where(of.active, a, 0.0).max(axis=1, keepdims=True), workers * s)
             for a, s in zip(of.alone, of.shared, strict=True)
         ]
-    return np.stack(_barrier(of.active, of.compute, of.overhead, of.jitter, alone, transfers, of.apply))[:, :, 0]
+    return np.stack(_barrier(of, alone, transfers))[:, :, 0]
 
 
 def _arrays(plants: Sequence[Plant]) -> _Arrays:
@@ -165,12 +169,14 @@ def _arrays(plants: Sequence[Plant]) -> _Arrays:
     if stations:
         ways = (_visits(stations, active, nic, pull), _visits(stations, active, nic, push))
     queues, serial = (np.array([[p.discipline in names] for p in plants]) for names in (("fifo", "serial"), ("serial",)))
-    return _Arrays(active, compute, overhead, jitter, alone, shared, apply, queues, serial, ways)
+    one_way, threads = (np.array([[getattr(p, name)] for p in plants]) for name in ("one_way", "threads"))
+    turn = apply / threads
+    return _Arrays(active, compute, overhead, jitter, alone, shared, apply, turn, one_way, queues, serial, ways)
 
 
 def _network(of: _Arrays, think: NDArray[np.float64]) -> _Parts:
     """Mean values of the closed network, each [n, 1]: compute, pull, push with apply, cycle."""
-    active, alone, shared, apply = of.active, of.alone, of.shared, of.apply
+    active, alone, shared, apply, turn = of.active, of.alone, of.shared, of.apply, of.turn
 
     def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
         mine: NDArray[np.float64] = np.where(active, of, 0.0)
@@ -178,25 +184,31 @@ def _network(of: _Arrays, think: NDArray[np.float64]) -> _Parts:
         return rest
 
     direct = [np.maximum(a - s, 0.0) for a, s in zip(alone, shared, strict=True)]
-    pull, push, queue = (np.broadcast_to(x, active.shape) for x in (*shared, apply))
+    # As transfers that a worker's own link, or a thread, makes longer, an apply waits only for the shared part of others.
+    aside = apply - turn
+    pull, push, queue = (np.broadcast_to(x, active.shape) for x in (*shared, turn))
     for _ in range(_ROUNDS):
-        rate = 1.0 / (think + sum(direct) + pull + push + queue + 1e-300)
-        busy = np.minimum(others(rate * apply), 1.0)
+        rate = 1.0 / (think + sum(direct) + pull + push + queue + aside + 1e-300)
+        busy = np.minimum(others(rate * turn), 1.0)
         met = [others(rate * pull), others(rate * push)]
+        if of.one_way.any():
+            met = [np.where(of.one_way, sum(met), m) for m in met]
         if of.queues.any():
-            served = (np.minimum(others(rate * s), 1.0) for s in shared)
+            served = [np.minimum(others(rate * s), 1.0) for s in shared]
+            if of.one_way.any():
+                served = [np.where(of.one_way, np.minimum(sum(served), 1.0), s) for s in served]
             met = [np.where(of.queues, np.maximum(q - u / 2, 0.0), q) for q, u in zip(met, served, strict=True)]
         pulled, pushed = (s * (1.0 + q) for s, q in zip(shared, met, strict=True))
-        applied = apply * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
+        applied = turn * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
         if of.serial.any():
-            whole = shared[1] + apply
+            whole = shared[1] + turn
             ahead = (s * (others(rate * q) - others(rate * s) / 2) for s, q in ((shared[0], pull), (whole, push + queue)))
             behind = np.maximum(sum(ahead), 0.0)
             pulled, pushed = (np.where(of.serial, s + behind, x) for s, x in zip(shared, (pulled, pushed), strict=True))
-            applied = np.where(of.serial, apply, applied)
+            applied = np.where(of.serial, turn, applied)
         # Damped by one half; the undamped iteration oscillates.
         pull, push, queue = 0.5 * pull + 0.5 * pulled, 0.5 * push + 0.5 * pushed, 0.5 * queue + 0.5 * applied
-    return _over_pushes(active, think, pull + direct[0], push + direct[1], queue)
+    return _over_pushes(active, think, pull + direct[0], push + direct[1], queue + aside)
 
 
 def _over_pushes(
@@ -264,7 +276,7 @@ def _barrier_in_turn(of: _Arrays) -> _Parts:
     mean = np.where(of.active, of.compute, 0.0).sum(axis=1, keepdims=True) / workers
     quickest = np.maximum(2 * mean - slowest, 0.0)
     # In one queue, pushes wait until all have pulled; in two, for those before them that came faster than they are served.
-    each = np.where(of.serial, push + of.apply, np.maximum(push, of.apply))
+    each = np.where(of.serial, push + of.turn, np.maximum(push, of.turn))
     begun = np.where(of.serial, np.maximum(last, first + quickest), first + quickest)
     end = np.maximum(np.maximum(last + mean, (first + last) / 2 + slowest), begun + (workers - 1) * each) + pushed + of.apply
     apart = np.where(of.serial, 0.0, (last - first) / np.maximum(workers - 1, 1))
@@ -273,16 +285,9 @@ def _barrier_in_turn(of: _Arrays) -> _Parts:
     return mean + constant, (first + last) / 2, waits + pushed + of.apply, constant + end
 
 
-def _barrier(
-    active: NDArray[np.bool_],
-    compute: NDArray[np.float64],
-    overhead: NDArray[np.float64],
-    jitter: NDArray[np.float64],
-    alone: _Pair,
-    transfers: Sequence[NDArray[np.float64]],
-    apply: NDArray[np.float64],
-) -> _Parts:
-    """The parts of a synchronous step, each [n, 1]; `transfers` are those of all workers at once."""
+def _barrier(of: _Arrays, alone: _Pair, transfers: Sequence[NDArray[np.float64]]) -> _Parts:
+    """The parts of a synchronous step, each [n, 1]; `transfers` are those of all workers at once, `alone` of each."""
+    active, compute, overhead, jitter, apply = of.active, of.compute, of.overhead, of.jitter, of.apply
     workers = active.sum(axis=1, keepdims=True)
     constant = overhead.max(axis=1, keepdims=True)
     slowest = _slowest(active, compute, jitter)
@@ -291,7 +296,8 @@ def _barrier(
     # Fast workers push while others still compute. The step ends with the slowest worker's own push, with the queue of all
     # applies that starts with the fastest worker, or with the transfers of all pushes, whichever is latest.
     alone_push = np.where(active[:, : alone[1].shape[1]], alone[1], 0.0).max(axis=1, keepdims=True)
-    ends = np.stack([slowest + alone_push + apply, quickest + alone_push + workers * apply, quickest + transfers[1] + apply])
+    applied = workers * of.turn + (apply - of.turn)
+    ends = np.stack([slowest + alone_push + apply, quickest + alone_push + applied, quickest + transfers[1] + apply])
     end = ends.max(axis=0)
     return mean + constant, transfers[0], end - mean, transfers[0] + constant + end
 

@@ -36,6 +36,8 @@ _MEASUREMENTS: dict[str, str] = {
     "transfer": "iterations with seconds of pulls and pushes, or runs with and without barriers on one and more servers",
     "fixed_seconds": "two batch sizes at least, or two counts of threads",
     "sample_seconds": "mini-batches so large that computing takes a good part of a cycle",
+    "switch_bytes_per_second": "iterations with seconds of pulls and pushes while many workers use one server and many",
+    "apply_growth": "the same job on one server with one, two and many workers",
 }
 
 
@@ -45,8 +47,11 @@ def fittable(rows: Sequence[Row], given: Constants, without: Sequence[str] = ())
     Transfers determine only the ratio of the model's size to the NIC's rate: that of the two is fitted which is not `given`.
     """
     transfer = "nic_bytes_per_second" if given.model_bytes else "model_bytes"
-    names = {name: transfer if name == "transfer" else name for name in _MEASUREMENTS}
-    refused = {names[name]: why for name, why in _not_measured(rows).items() if names[name] not in without}
+    absent = {"switch_bytes_per_second"} if given.switch == "none" else set[str]()
+    absent |= set() if given.updates_grow else {"apply_growth"}
+    names = {name: transfer if name == "transfer" else name for name in _MEASUREMENTS if name not in absent}
+    why = {names[name]: why for name, why in _not_measured(rows).items() if name in names}
+    refused = {name: said for name, said in why.items() if name not in without}
     return [name for name in names.values() if name not in refused and name not in without], refused
 
 
@@ -78,7 +83,10 @@ def _not_measured(rows: Sequence[Row]) -> dict[str, str]:
     if not parts and not (barrier == {True, False} and vary["servers"] and vary["workers"]):
         # At a barrier, pulls, pushes and updates of all workers follow each other; without one they overlap.
         refuse("transfer", "transfers were not timed, and no runs with and without a barrier tell them")
+    if len({r.workers for r in rows}) < 3:
+        refuse("apply_growth", "there are fewer than three numbers of workers")
     if not parts:
+        refuse("switch_bytes_per_second", "transfers were not timed")
         refuse("latency_seconds", "transfers were not timed")
         refuse("service_bytes_per_second", "transfers were not timed")
     if True not in barrier or (barrier == {True} and len({r.servers for r in rows}) < 3):

@@ -14,7 +14,7 @@ A prediction stays that of the model: the mean of the discrepancy does not corre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -46,23 +46,48 @@ class Discrepancy(NamedTuple):
     repetition: float  # variance of a row around its setting, beyond its own `Row.error`
 
     def half_widths(
-        self, rows: Sequence[Row], slopes: NDArray[np.float64], errors: NDArray[np.float64], level: float
+        self,
+        rows: Sequence[Row],
+        slopes: NDArray[np.float64],
+        errors: NDArray[np.float64],
+        level: float,
+        rivals: Sequence[tuple[float, NDArray[np.float64]]] = (),
     ) -> NDArray[np.float64]:
-        """How far the recorded logarithms of `rows` are from predicted ones with probability `level`, [e, r].
+        """How far the recorded logarithms of `rows` are below and above predicted ones with probability `level`, [2, e, r].
 
         `slopes` are derivatives as above, [r, k]; `errors`, [e, r], are standard errors of the predictions, of e kinds.
+        `rivals` are other models, each with the chance that it is the right one, and the logarithms of what it predicts of
+        the rows over what this one does, [r]. Without any, both distances are the same.
         """
         weights, means, variances = self._mixture(rows, slopes)
         own = np.array([row.error for row in rows]) ** 2 + self.repetition
         deviations = np.sqrt(variances[:, None] + own + errors**2)  # [c, e, r]
-        below, above = np.zeros(errors.shape), np.full(errors.shape, _WIDEST)
-        for _ in range(_HALVINGS):
-            middle = (below + above) / 2
-            mass = ndtr((middle - means[:, None]) / deviations) - ndtr((-middle - means[:, None]) / deviations)
-            short = np.einsum("c,cer->er", weights, mass) < level
-            below, above = np.where(short, middle, below), np.where(short, above, middle)
-        found: NDArray[np.float64] = (below + above) / 2
-        return found
+        alone = _distance(
+            lambda far: np.einsum(
+                "c,cer->er",
+                weights,
+                ndtr((far - means[:, None]) / deviations) - ndtr((-far - means[:, None]) / deviations),
+            ),
+            level,
+            errors.shape,
+        )
+        if not rivals:
+            return np.stack([alone, alone])
+        chances = np.array([1.0, *(chance for chance, _ in rivals)])
+        chances[0] -= chances[1:].sum()
+        shifts = [np.zeros(len(rows)), *(shift for _, shift in rivals)]
+
+        def inside(side: int) -> NDArray[np.float64]:
+            return _distance(
+                lambda far: sum(
+                    chance * np.einsum("c,cer->er", weights, ndtr((far - side * (means + shift)[:, None]) / deviations))
+                    for chance, shift in zip(chances, shifts, strict=True)
+                ),
+                (1 + level) / 2,
+                errors.shape,
+            )
+
+        return np.stack([inside(-1), inside(1)])
 
     def _mixture(
         self, rows: Sequence[Row], slopes: NDArray[np.float64]
@@ -95,6 +120,19 @@ class Discrepancy(NamedTuple):
         chosen = np.unique(np.linspace(0, len(self.at) - 1, min(len(self.at), _MOST_ROWS)).astype(int))
         of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:5]}
         return self._replace(**of_settings)
+
+
+def _distance(
+    within: Callable[[NDArray[np.float64]], NDArray[np.float64]], level: float, shape: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """The least distances, of this shape, `within` which that much probability is; 0 at least."""
+    below, above = np.zeros(shape), np.full(shape, _WIDEST)
+    for _ in range(_HALVINGS):
+        middle = (below + above) / 2
+        short = within(middle) < level
+        below, above = np.where(short, middle, below), np.where(short, above, middle)
+    found: NDArray[np.float64] = (below + above) / 2
+    return found
 
 
 def positions(rows: Sequence[Row]) -> NDArray[np.float64]:

@@ -23,7 +23,7 @@ from simulators.workloads.workload import Demand
 __all__ = ["DRAWN", "Draw", "draw_of"]
 
 _OF_MACHINES = ("nic_bytes_per_second", "service_bytes_per_second")
-_LATENCY = "latency_seconds"
+_OF_CLUSTER = ("latency_seconds", "switch_bytes_per_second")
 DRAWN = frozenset(Demand.__struct_fields__)
 """The refused constants that draws have, those of workloads: a latency that is 0 in a scenario has no ratio to the fitted
 one, and `saturation_samples` are of single machines."""
@@ -34,7 +34,7 @@ class Draw:
     """One draw of the constants of the workloads in a file."""
 
     constants: Mapping[str, Mapping[str, float]]  # by workload
-    latency_ratios: Mapping[str, float]  # latency_seconds over its fitted value, by workload
+    ratios: Mapping[str, Mapping[str, float]]  # of the cluster's keys, drawn over fitted values, by workload
     workload_of: Mapping[str, str]  # by node type
 
     def node_types(self, kinds: Mapping[str, NodeType]) -> dict[str, NodeType]:
@@ -49,13 +49,13 @@ class Draw:
         """The tables of the file's workloads with the drawn demands."""
         made = {}
         for name, table in tables.items():
-            drawn = {n: v for n, v in self.constants.get(name, {}).items() if n not in (*_OF_MACHINES, _LATENCY)}
+            drawn = {n: v for n, v in self.constants.get(name, {}).items() if n not in (*_OF_MACHINES, *_OF_CLUSTER)}
             made[name] = {**table, "demand": {**table["demand"], **drawn}}
         return made
 
-    def latency_ratio(self, workload: str) -> float:
-        """The drawn over the fitted latency of a workload's cluster; 1 where none was fitted."""
-        return self.latency_ratios.get(workload, 1.0)
+    def ratio(self, workload: str, key: str) -> float:
+        """The drawn over the fitted value of a key of a workload's cluster; 1 where none was fitted."""
+        return self.ratios.get(workload, {}).get(key, 1.0)
 
 
 def draw_of(path: Path, number: int) -> Draw | None:
@@ -75,9 +75,8 @@ def draw_of(path: Path, number: int) -> Draw | None:
     constants = {name: {n: v[number - 1] for n, v in one.get("draws", {}).items()} for name, one in fitted.items()}
     clusters = {name: one.get("cluster", {}) for name, one in tables.get("scenario", {}).items()}
     ratios = {
-        name: drawn[_LATENCY] / fitted_seconds
+        name: {key: drawn[key] / at for key in _OF_CLUSTER if key in drawn and (at := clusters.get(name, {}).get(key, 0.0))}
         for name, drawn in constants.items()
-        if _LATENCY in drawn and (fitted_seconds := clusters.get(name, {}).get(_LATENCY, 0.0)) > 0
     }
     return Draw(constants, ratios, {kind: name for name, one in fitted.items() for kind in one.get("node_types", ())})
 

@@ -28,7 +28,7 @@ from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.draws import DRAWN
 from simulators.calibration.least_squares import TimesProblem, clearly_less, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import Constants, Row, comparable, plant, simulated_seconds, with_speeds
+from simulators.calibration.model import SEEDS, Constants, Row, comparable, plant, simulated_seconds, with_speeds
 
 __all__ = [
     "NO_FREEDOM",
@@ -46,7 +46,13 @@ __all__ = [
     "slopes",
 ]
 
-_MACHINE = ("apply_exponent", "nic_bytes_per_second", "service_bytes_per_second", "latency_seconds")
+_MACHINE = (
+    "apply_exponent",
+    "nic_bytes_per_second",
+    "service_bytes_per_second",
+    "switch_bytes_per_second",
+    "latency_seconds",
+)
 _MISFIT = 0.1  # median error on its own rows from which a fit is warned of: twice what unseen rows may have
 _UNEXPLAINED = 0.05  # the same, where recorded means are certain: what unseen rows may have
 _CERTAIN = 3.0  # of the median standard error of recorded means: errors beyond it are not by chance
@@ -77,6 +83,7 @@ class Fit:
     discrepancy: Discrepancy | None = field(default=None, compare=False)  # errors of predictions; None: no degree of freedom
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
+    rivals: tuple[tuple[float, Constants], ...] = ()  # forms that are not told from the chosen one, with their chances
     recorded_error: float = 0.0  # median relative standard error of the recorded means, by how cycles vary; 0: not known
 
     @property
@@ -159,7 +166,13 @@ def fit_all(
             kept = (*without, *borrowed)
             made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=kept, engine=engine)
             fits[name] = replace(made, borrowed=borrowed)
-    return {name: replace(found, choice=choice) for name, found in fits.items()}
+    return {name: replace(found, choice=choice, rivals=_rivals(name, found, choice)) for name, found in fits.items()}
+
+
+def _rivals(workload: str, found: Fit, choice: SharingChoice | None) -> tuple[tuple[float, Constants], ...]:
+    """The forms that are not told from the chosen one, with the noise of computing that was found."""
+    jitter = found.constants.jitter
+    return tuple((chance, replace(of, jitter=jitter)) for chance, of in (choice.undecided(workload) if choice else ()))
 
 
 def fit(
@@ -267,10 +280,10 @@ def predicted(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     return cycles(constants, rows).seconds
 
 
-def cycles(constants: Constants, rows: Sequence[Row]) -> Estimates:
-    """Seconds of a cycle that the engine simulates for each row, and their errors."""
+def cycles(constants: Constants, rows: Sequence[Row], seeds: int = SEEDS) -> Estimates:
+    """Seconds of a cycle that the engine simulates for each row, by at most so many `seeds`, and their errors."""
     machines = max(r.workers + r.servers for r in rows)
-    found = [engine_mean(constants, replace(r.setting_only(), machines=machines)) for r in rows]
+    found = [engine_mean(constants, replace(r.setting_only(), machines=machines), seeds) for r in rows]
     return Estimates(np.array([float(e.spans.cycle) for e in found]), np.array([e.error for e in found]))
 
 

@@ -44,7 +44,8 @@ _CONVERGED = 1e-8  # relative change of cost, and of constants, at which a searc
 _EVALUATIONS = 100  # of one search, at most
 _DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
 _OTHER = 1.5  # times the cost of the other optimum, from which the search begins there
-_SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second")
+_FILLED = 0.9  # of what a lone worker's transfers seem to have, the part from which a search for a switch's rate starts
+_SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second", "switch_bytes_per_second")
 LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
 _UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
@@ -108,6 +109,18 @@ class TimesProblem:
         made = self.begun_with()
         made.given, made.correction = given, np.zeros_like(self.measured)
         return made
+
+    def alone(self, given: Constants) -> TimesProblem:
+        """The same problem with links shared as the `given` constants have them, by the closed form as it is corrected."""
+        made = self.begun_with()
+        made.given, made.engine = given, False
+        return made
+
+    def corrected_again(self, solved: TimesSolution) -> TimesSolution:
+        """The fit of `solved`, which was found `alone`, corrected to the engine."""
+        made = copy(self)
+        made.engine = True
+        return made.corrected(replace(solved, problem=made))
 
     def begun_with(self, **values: Any) -> TimesProblem:
         """The same problem, with other initial constants."""
@@ -408,7 +421,9 @@ def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first:
         "nic_bytes_per_second": given.model_bytes / max(alone, 1e-9),
         "service_bytes_per_second": 3 * (given.model_bytes or alone * given.nic_bytes_per_second) / max(alone, 1e-9),
         "apply_seconds": apply,
+        "switch_bytes_per_second": _FILLED * (given.model_bytes or alone * given.nic_bytes_per_second) / max(alone, 1e-9),
         "apply_exponent": 0.8,
+        "apply_growth": 0.3,
         "commit_seconds": 0.3 * apply / servers,
         "delay_messages": given.delay_messages,
         "step_seconds": 0.02 * cycle,
@@ -427,6 +442,7 @@ def _guess_of_servers(name: str, rows: Sequence[Row], given: Constants) -> float
         "model_bytes": model_bytes,
         "nic_bytes_per_second": faster * model_bytes / alone,
         "service_bytes_per_second": model_bytes / alone,
+        "switch_bytes_per_second": _FILLED * model_bytes / alone,
     }[name]
 
 

@@ -1,4 +1,5 @@
-"""Chooses how links are shared by the errors of rows that are left out: no recording says it, but its times may.
+"""Chooses how links are shared, and what else limits servers, by the errors of rows that are left out: no recording says it,
+but its times may.
 
 Every form is fitted, with the same constants, and predicts each combination of policy, workers and servers from the others.
 This error is that of the linear model at the solution (`TimesSolution.left_out_costs`): no form is fitted once per
@@ -6,13 +7,21 @@ combination.
 The form with the least error over all workloads of a recording is chosen; of forms with the same error, the first one. How
 clear that is tells a paired t-test over the combinations. Flows to unlike servers end by themselves, as those of real
 connections do, unless this test says otherwise: few recordings have many such servers.
+
+Further physics (a switch in the middle, servers of several threads, updates that take longer with more workers) is tried
+beside that, and kept only if the same test is surer still. A form with it has the others as a special case, so the closed
+form says first which ones are worth the engine's time.
+
+Forms that are not told apart may all be the right one. How likely each is, a Bayesian bootstrap over the combinations says
+(Rubin 1981; as weights of models, Yao et al. 2018, Using Stacking to Average Bayesian Predictive Distributions): predictions
+are spread over them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -21,7 +30,7 @@ from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
 from simulators.calibration.least_squares import TimesProblem, TimesSolution
-from simulators.calibration.model import Constants, Row, comparable
+from simulators.calibration.model import Constants, Row, Switch, comparable
 from simulators.cluster.cluster import Discipline
 
 __all__ = ["FORMS", "QUEUES", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]
@@ -31,6 +40,12 @@ _Costs = NDArray[np.float64]  # of combinations
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
 _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
+_SURE = 0.99  # the same, for physics that most clusters do not have, of which several kinds are tried
+_PROMISING = 0.9  # of the best form's cost: what the closed form's must be below before the engine tries further physics
+_MOST_FURTHER = 3  # forms with further physics that the engine tries, those with the least costs
+_THREADS = (2, 4)  # of servers, that are tried
+_WEIGHINGS = 4000  # of the bootstrap
+_HARDLY = 0.01  # chance below which a form takes no part in predictions
 QUEUES = ("fifo", "serial")  # disciplines that serve in the order of arrival
 UNEVEN_BYTES = 77e3
 """Where links are shared unevenly, shares of flows of this size are drawn with a deviation of 1: the whole model of the
@@ -43,19 +58,26 @@ class Sharing(NamedTuple):
     discipline: Discipline = "maxmin"
     control_queue: float = 0.0
     independent_flows: bool = True
+    switch: Switch = "none"
+    server_threads: int = 1
+    updates_grow: bool = False
 
     @classmethod
     def of(cls, constants: Constants) -> Sharing:
         """As the links of `constants` are shared."""
-        return cls(constants.discipline, constants.control_queue, constants.independent_flows)
+        return cls(*(getattr(constants, name) for name in cls._fields))
 
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
         return replace(constants, **self._asdict(), uneven_bytes=UNEVEN_BYTES if self.discipline == "uneven" else 0.0)
 
     def __str__(self) -> str:
-        together = "" if self.independent_flows else ", flows end together"
-        return f"{self.discipline}, control queue {self.control_queue:g}{together}"
+        said = [self.discipline, f"control queue {self.control_queue:g}"]
+        said += ["flows end together"] if not self.independent_flows else []
+        said += [f"a switch, {self.switch}"] if self.switch != "none" else []
+        said += [f"servers of {self.server_threads} threads"] if self.server_threads > 1 else []
+        said += ["updates grow with workers"] if self.updates_grow else []
+        return ", ".join(said)
 
 
 FORMS = tuple(
@@ -65,7 +87,7 @@ FORMS = tuple(
     for discipline in get_args(Discipline)
     if not (queue and discipline == "serial")  # requests are in the one queue as it is
 )
-"""Every form that can be chosen, the default first."""
+"""Every form that can be chosen without further physics, the default first."""
 
 
 def told_apart(forms: Sequence[Sharing], rows: Iterable[Row]) -> tuple[Sharing, ...]:
@@ -87,6 +109,7 @@ class OtherSharing(NamedTuple):
     links: Sharing
     error: float  # relative, of rows that are left out
     worse: bool  # clearly, than the chosen one
+    chance: float = 0.0  # that it has the least error of other combinations
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +119,16 @@ class SharingChoice:
     links: Sharing
     error: float  # relative, of rows that are left out
     rivals: tuple[OtherSharing, ...]
+    fitted: Mapping[Sharing, Mapping[str, Constants]] = field(default_factory=dict, compare=False, repr=False)
+    # The constants of every form, by workload.
+
+    def undecided(self, workload: str) -> tuple[tuple[float, Constants], ...]:
+        """The chance of every form that is not told from the chosen one, and a workload's constants under it."""
+        return tuple(
+            (rival.chance, self.fitted[rival.links][workload])
+            for rival in self.rivals
+            if not rival.worse and rival.chance >= _HARDLY and workload in self.fitted.get(rival.links, {})
+        )
 
     @property
     def clear(self) -> bool:
@@ -118,28 +151,92 @@ def choose(
 
     Rows and initial constants are by workload; constants in `without` stay as given. Flows do what they do in the first form
     unless the chosen one with other flows, if that is in `forms`, is clearly better. It costs an engine's pass over the
-    settings for each further form, twice, beside one fit of the first form.
+    settings for each further form, twice (queues: four times), beside one fit of the first form. Where all servers are alike
+    and do nothing else, further physics is tried.
     """
-    forms = told_apart(forms, [row for mine in rows.values() for row in mine])
-    fitted = [first for name, mine in rows.items() if (first := _fitted(mine, given[name], forms[0], without)) is not None]
+    every = [row for mine in rows.values() for row in mine]
+    forms = told_apart(forms, every)
+    firsts = {name: _fitted(mine, given[name], forms[0], without) for name, mine in rows.items()}
+    fitted = {name: first for name, first in firsts.items() if first is not None}
     if not fitted:
         return None
-    count = sum(len(first.residuals) for first in fitted)
-
-    def costs(form: Sharing) -> _Costs:
-        return np.concatenate([_under(form, first).left_out_costs() for first in fitted])
-
-    found = {form: costs(form) for form in forms if form.independent_flows == forms[0].independent_flows}
+    solved = {
+        form: {name: _under(form, first) for name, first in fitted.items()}
+        for form in forms
+        if form.independent_flows == forms[0].independent_flows
+    }
+    found = {form: _costs(of) for form, of in solved.items()}
     least = min(float(of.sum()) for of in found.values())
     best = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
     other = best._replace(independent_flows=not best.independent_flows)
     if other in forms:
-        found[other] = costs(other)
+        solved[other] = {name: _under(other, first) for name, first in fitted.items()}
+        found[other] = _costs(solved[other])
         if _worse(found[best] - found[other]):
             best = other
+    elif not any(row.unlike_servers or row.shared or row.snapshot_clocks for row in every):
+        more = _promising(_further(found, best), solved, float(found[best].sum()))
+        solved |= {form: {name: of.problem.corrected_again(of) for name, of in mine.items()} for form, mine in more.items()}
+        found |= {form: _costs(solved[form]) for form in more}
+        surer = [form for form in more if _worse(found[best] - found[form], _SURE)]
+        best = min((best, *surer), key=lambda form: float(found[form].sum()))
+    count = sum(len(first.residuals) for first in fitted.values())
+    constants = {form: {name: of.constants for name, of in mine.items()} for form, mine in solved.items()}
+    return _choice(best, found, count, constants)
+
+
+def _choice(
+    best: Sharing, found: Mapping[Sharing, _Costs], count: int, constants: Mapping[Sharing, Mapping[str, Constants]]
+) -> SharingChoice:
+    """The choice of a form, of which costs are `found` for `count` residuals, and what is said of the others."""
     errors = {form: math.sqrt(2 * float(of.sum()) / count) for form, of in found.items()}
-    rivals = [OtherSharing(form, errors[form], _worse(of - found[best])) for form, of in found.items() if form != best]
-    return SharingChoice(best, errors[best], tuple(rivals))
+    worse = {form: _worse(of - found[best]) for form, of in found.items()}
+    left = [form for form in found if not worse[form]]
+    drawn = (
+        np.random.default_rng(0).dirichlet(np.ones(len(found[best])), _WEIGHINGS)
+        @ np.stack([found[form] for form in left]).T
+    )
+    chances = dict(zip(left, np.bincount(drawn.argmin(axis=1), minlength=len(left)) / _WEIGHINGS, strict=True))
+    rivals = [OtherSharing(f, errors[f], worse[f], float(chances.get(f, 0.0))) for f in found if f != best]
+    return SharingChoice(best, errors[best], tuple(rivals), constants)
+
+
+def _costs(solved: Mapping[str, TimesSolution]) -> _Costs:
+    """The costs of all combinations that are left out, of all workloads."""
+    return np.concatenate([of.left_out_costs() for of in solved.values()])
+
+
+def _further(found: Mapping[Sharing, _Costs], best: Sharing) -> list[Sharing]:
+    """Forms with further physics: each kind beside the disciplines that it may be confused with."""
+    plain = {form.discipline: form for form in reversed(found) if not form.control_queue}
+    even = [plain[d] for d in ("maxmin", "uneven") if d in plain]
+    shared = [min(even, key=lambda form: float(found[form].sum()))] if even else []
+    first_come, serial = ([plain[d]] if d in plain else [] for d in QUEUES)
+    return [
+        *(form._replace(switch=switch) for form in (*shared, *first_come) for switch in ("each way", "both ways")),
+        *(form._replace(server_threads=count) for form in (*first_come, *serial) for count in _THREADS),
+        *(form._replace(updates_grow=True) for form in dict.fromkeys((best, *shared, *first_come, *serial))),
+    ]
+
+
+def _promising(
+    further: Sequence[Sharing], solved: Mapping[Sharing, Mapping[str, TimesSolution]], cost: float
+) -> dict[Sharing, dict[str, TimesSolution]]:
+    """The forms of which the closed form, corrected as the same form without further physics is, says that they err less
+    than the best form, by its `cost`; at most `_MOST_FURTHER`."""
+    tried = {}
+    for form in further:
+        base = solved[form._replace(switch="none", server_threads=1, updates_grow=False)]
+        tried[form] = {name: _without_engine(form, of) for name, of in base.items()}
+    costs = {form: float(_costs(of).sum()) for form, of in tried.items()}
+    better = sorted((form for form in tried if costs[form] < _PROMISING * cost), key=costs.__getitem__)
+    return {form: tried[form] for form in better[:_MOST_FURTHER]}
+
+
+def _without_engine(form: Sharing, base: TimesSolution) -> TimesSolution:
+    """The fit of a form by the closed form, with the corrections that were found for another one."""
+    problem = base.problem.alone(form.put_into(base.problem.given))
+    return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
 
 
 def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Sequence[str]) -> TimesSolution | None:
@@ -164,9 +261,9 @@ def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
     return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 
-def _worse(more: _Costs) -> bool:
+def _worse(more: _Costs, level: float = _CLEAR) -> bool:
     """Whether the costs of combinations, of which `more` are the differences, are clearly higher: a paired t-test."""
     if len(more) < 2:
         return False
     error = float(more.std(ddof=1)) / math.sqrt(len(more))
-    return float(more.mean()) > error * float(t.ppf(_CLEAR, len(more) - 1))
+    return float(more.mean()) > error * float(t.ppf(level, len(more) - 1))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ __all__ = [
     "Constants",
     "Estimate",
     "Row",
+    "Switch",
     "WorkerTime",
     "cluster",
     "comparable",
@@ -55,6 +56,10 @@ _LEAST_SEEDS = 4  # that a simulated mean is taken over
 SEEDS = 64  # at most
 _FEWEST_ROWS = 64  # of the engine's table
 _PRECISE = 0.005  # relative standard error at which no further seed is simulated
+
+
+Switch = Literal["none", "each way", "both ways"]
+"""Whether all transfers pass a switch, and what its rate is for: pulls and pushes each, or together."""
 
 
 class WorkerTime(NamedTuple):
@@ -290,6 +295,7 @@ class Constants:
     service_bytes_per_second: float = math.inf
     apply_seconds: float = 0.0
     apply_exponent: float = 1.0
+    apply_growth: float = 0.0
     commit_seconds: float = 0.0
     step_seconds: float = 0.0
     master_sample_seconds: float = 0.0
@@ -300,6 +306,10 @@ class Constants:
     control_queue: float = 0.0  # as in `Cluster`
     independent_flows: bool = False  # as in `Cluster`
     uneven_bytes: float = 0.0  # as in `Cluster`
+    switch: Switch = "none"
+    switch_bytes_per_second: float = math.inf  # as in `Cluster`, where there is a switch
+    server_threads: int = 1  # as in `Cluster`
+    updates_grow: bool = False  # with the number of workers, by `apply_growth`
     sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
     snapshots: bool = True  # servers send them, as recorded; otherwise none is taken
     in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
@@ -346,6 +356,7 @@ def cluster(constants: Constants, row: Row) -> Cluster:
     """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     clocks = row.snapshot_clocks if constants.snapshots else 0
+    switch = constants.switch != "none" and math.isfinite(constants.switch_bytes_per_second)
     network = (
         constants.discipline,
         constants.latency_seconds,
@@ -353,6 +364,9 @@ def cluster(constants: Constants, row: Row) -> Cluster:
         clocks,
         constants.independent_flows,
         constants.uneven_bytes,
+        constants.switch_bytes_per_second if switch else 0.0,
+        switch and constants.switch == "both ways",
+        constants.server_threads,
     )
     return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network)
 
@@ -364,7 +378,7 @@ def _cluster(
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
     machine: _Machine,
-    network: tuple[Discipline, float, float, int, bool, float],
+    network: tuple[Any, ...],
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))
@@ -411,13 +425,7 @@ def _setting(
 def plant(constants: Constants, row: Row) -> Plant:
     """What the closed form needs of a row."""
     made, kept = cluster(constants, row), setting(row)
-    costs = cycle_costs(
-        made.nodes,
-        made.latency_seconds,
-        demand(constants),
-        kept,
-        policy_seconds=policies.named(row.policy, row.staleness).seconds,
-    )
+    costs = cycle_costs(made, demand(constants), kept, policy_seconds=policies.named(row.policy, row.staleness).seconds)
     if row.delays:
         names = tuple(name for name, _ in made.nodes)
         delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
@@ -429,7 +437,15 @@ def plant(constants: Constants, row: Row) -> Plant:
         costs = costs._replace(compute_seconds=costs.compute_seconds + asleep)
     sleeps = constants.sleeps
     asleep_seconds = sleeps.probability * sleeps.mean_seconds if sleeps else 0.0
-    return Plant(costs, constants.jitter, asleep_seconds, _stations(constants, row, made, kept), constants.discipline)
+    return Plant(
+        costs,
+        constants.jitter,
+        asleep_seconds,
+        _stations(constants, row, made, kept),
+        constants.discipline,
+        one_way=made.switch_both_ways and made.switch_bytes_per_second <= min(costs.serve_out, costs.serve_in),
+        threads=constants.server_threads,
+    )
 
 
 def _stations(constants: Constants, row: Row, made: Cluster, kept: Setting) -> Stations | None:

@@ -67,6 +67,8 @@ def to_toml(fits: Mapping[str, Fit], recording: Recording, origin: Provenance) -
     (uneven_bytes,) = {fit.constants.uneven_bytes for fit in fits.values()}
     optional = {"control_queue": shared.control_queue, "snapshot_clocks": clocks, "independent_flows": flows}
     optional["uneven_bytes"] = uneven_bytes
+    optional["switch_both_ways"] = shared.switch == "both ways"
+    optional["server_threads"] = shared.server_threads if shared.server_threads > 1 else 0
     cluster = {"discipline": shared.discipline} | {name: value for name, value in optional.items() if value}
     choices = dict.fromkeys(fit.choice for fit in fits.values() if fit.choice)
     lines += _table("calibration.links", {"chosen": "; ".join(map(str, choices))} if choices else {})
@@ -140,7 +142,10 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, clus
     if constants.sleeps is not None:
         conditions["sleeps"] = {f: getattr(constants.sleeps, f) for f in constants.sleeps.__struct_fields__}
     there = f"scenario.{_key(name)}"
-    lines += _table(f"{there}.cluster", {**cluster, "latency_seconds": constants.latency_seconds})
+    rates = {"latency_seconds": constants.latency_seconds}
+    if constants.switch != "none":
+        rates["switch_bytes_per_second"] = constants.switch_bytes_per_second
+    lines += _table(f"{there}.cluster", {**cluster, **rates})
     lines += _table(f"{there}.conditions", conditions)
     at = f"calibration.workloads.{_key(name)}"
     lines += _table(

@@ -12,6 +12,10 @@ Constants that the fitted rows do not determine add to that: each of `Fit.altern
 constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
 so the error is taken where the constant is as large as it may be, and is a half-width already. Squares of half-widths are
 added.
+
+Forms of the network that the fitted rows do not tell apart (`Fit.rivals`) predict something else, too. The distribution is
+then a mixture over them, each at the place of its own prediction and with its chance; the interval leaves as much out on
+either side.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from simulators.calibration.fit import Fit, closed_form_cycles, slopes
+from simulators.calibration.fit import Fit, closed_form_cycles, cycles, slopes
 from simulators.calibration.model import Row
 
 __all__ = ["LEVEL_PERCENT", "Residual", "log_half_widths", "row_noise"]
@@ -31,6 +35,7 @@ __all__ = ["LEVEL_PERCENT", "Residual", "log_half_widths", "row_noise"]
 LEVEL_PERCENT = 90
 _QUANTILE = 0.5 + LEVEL_PERCENT / 200
 _OF_ITS_KIND = 4  # least combinations of a kind, with a barrier or without, from which its own residuals are taken
+_FEW_SEEDS = 4  # of the difference between two forms, which is far larger than their errors where it matters
 _IDLE = 0.02  # derivative below which a constant hardly takes part in a prediction
 
 
@@ -47,10 +52,19 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64])
     away = np.array([np.log(closed_form_cycles(other, rows) / here) for other in fit.alternatives]).reshape(-1, len(rows))
     open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
-    known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100)
+    known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100, _of_rivals(fit, rows))
     widths: NDArray[np.float64] = np.sqrt(known**2 + open_ends)
     widths[:, :, (np.abs(by[:, unsure]) > _IDLE).any(axis=1)] = np.nan
     return widths.T
+
+
+def _of_rivals(fit: Fit, rows: Sequence[Row]) -> list[tuple[float, NDArray[np.float64]]]:
+    """The chance of every form that is not told apart, and the logarithm of what it predicts of `rows` over what the chosen
+    one does: both by the engine, because the closed form does not know all forms."""
+    if not fit.rivals:
+        return []
+    here = cycles(fit.constants, rows, _FEW_SEEDS).seconds
+    return [(chance, np.log(cycles(other, rows, _FEW_SEEDS).seconds / here)) for chance, other in fit.rivals]
 
 
 class Residual(NamedTuple):

@@ -308,6 +308,9 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
         "requests behind queued pushes": lambda c: replace(c, control_queue=0.0),
         _DISCIPLINES.get(shared, "shares of links"): lambda c: replace(c, discipline="maxmin", uneven_bytes=0.0),
         "pauses of computing": lambda c: replace(c, sleeps=None),
+        "the switch in the middle": lambda c: replace(c, switch="none"),
+        "threads of servers": lambda c: replace(c, server_threads=1),
+        "updates that grow with workers": lambda c: replace(c, updates_grow=False),
     }
     if any(r.unlike_servers for r in rows):
         parts["flows that end by themselves"] = lambda c: replace(c, independent_flows=False)

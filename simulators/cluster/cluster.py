@@ -25,6 +25,9 @@ class Cluster:
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, at least 4 per worker; 0: none is taken
     independent_flows: bool = False  # where servers are unlike, each flow of a transfer ends by itself; else all together
     uneven_bytes: float = 0.0  # with "uneven": flows of so many bytes share at random, larger ones more evenly; 0: all do
+    switch_bytes_per_second: float = 0.0  # of a switch that all transfers between nodes pass, each way; 0: none is a limit
+    switch_both_ways: bool = False  # pulls and pushes share the switch; else each way has so much
+    server_threads: int = 1  # of a server's process: each serves one transfer, or one update, at a time
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.nodes]
@@ -42,5 +45,17 @@ class Cluster:
             raise ValueError('Cannot use uneven_bytes where links are shared otherwise: set discipline = "uneven".')
         if self.control_queue and self.discipline == "serial":
             raise ValueError("Cannot use control_queue where servers are serial: requests wait in their one queue as it is.")
+        if not 0 <= self.switch_bytes_per_second < float("inf"):
+            raise ValueError(
+                f"Cannot use switch_bytes_per_second = {self.switch_bytes_per_second}: it must be finite and not negative."
+            )
+        if self.switch_both_ways and not self.switch_bytes_per_second:
+            raise ValueError("Cannot use switch_both_ways without a switch: give switch_bytes_per_second.")
+        if self.switch_both_ways and self.control_queue:
+            raise ValueError(
+                "Cannot use control_queue where both ways share a switch: no rule says behind what requests wait."
+            )
+        if self.server_threads < 1:
+            raise ValueError(f"Cannot use server_threads = {self.server_threads}: a server has at least one.")
         if self.snapshot_clocks < 0:
             raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")

@@ -41,11 +41,14 @@ _NONE: Any = np.zeros(0)
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
     uneven = program.discipline == "uneven"
-    return _blank(program.model, inputs, parameters, uneven=uneven)  # of no policy, so that jobs under any share one program
+    threads = program.server_threads
+    return _blank(
+        program.model, inputs, parameters, uneven=uneven, threads=threads
+    )  # of no policy, so that jobs under any share one program
 
 
 @StoredProgram
-def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any, *, uneven: bool) -> State:
+def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any, *, uneven: bool, threads: int) -> State:
     nodes = inputs.active.shape[0]
     none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
     clock = Clock(
@@ -56,6 +59,7 @@ def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any,
             uneven=uneven,
             snapshots=bool(inputs.snapshots),
             net=inputs.connections,
+            threads=threads,
         ),
         clocks=none,
         drawn=none,

@@ -212,9 +212,10 @@ def overlapping(setting: Setting) -> bool:
 
 
 def each_nic_counts(cluster: Cluster, setting: Setting, conditions: Conditions, workload: Workload) -> bool:
-    """Whether each NIC is a resource of its own (roles overlap, there are token buckets, servers send snapshots, or each
-    mini-batch touches other rows of embedding tables), or all servers are one."""
-    return overlapping(setting) or bool(conditions.buckets or cluster.snapshot_clocks) or has_tables(workload)
+    """Whether each NIC is a resource of its own (roles overlap, there are token buckets, servers send snapshots, both ways
+    share a switch, or each mini-batch touches other rows of embedding tables), or all servers are one."""
+    several = bool(conditions.buckets or cluster.snapshot_clocks or cluster.switch_both_ways)
+    return overlapping(setting) or several or has_tables(workload)
 
 
 def clocks_of_snapshots(cluster: Cluster, setting: Setting) -> int:
@@ -245,15 +246,10 @@ def compute_times(
 
 
 def cycle_costs(
-    nodes: tuple[tuple[str, NodeType], ...],
-    latency_seconds: float,
-    demand: Demand,
-    setting: Setting,
-    *,
-    policy_seconds: float,
-    effects: Effects = NO_EFFECTS,
+    cluster: Cluster, demand: Demand, setting: Setting, *, policy_seconds: float, effects: Effects = NO_EFFECTS
 ) -> CycleCosts:
     """What a cycle under `setting` costs; all workers of the setting are active. Raises Rejected as `compute_times` does."""
+    nodes, latency_seconds = cluster.nodes, cluster.latency_seconds
     timed = compute_times(nodes, demand, setting)
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
@@ -266,17 +262,32 @@ def cycle_costs(
     rounds = setting.waits_for_all or setting.policy == "quorum"
     samples = sum(sum(row) for row in loads(nodes, setting).values())
     step = demand.step_seconds * largest + demand.master_sample_seconds * samples if rounds else 0.0
+    # Of dedicated servers all bytes cross the switch, like a server that all share; otherwise `_usage` tells which.
+    switch = cluster.switch_bytes_per_second or np.inf
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
         overhead_seconds=np.full(len(nodes), messages + hops + step + policy_seconds),
         pull_bytes=demand.model_bytes * transfer,
         push_bytes=demand.whole_push_bytes * transfer * effects.push_factor,
-        nic=np.array([min(out[n], into[n]) for n, _ in nodes]),
-        serve_out=_serve(nodes, pulled, out),
-        serve_in=_serve(nodes, pushed, into),
-        apply_seconds=demand.apply_seconds * largest + demand.commit_seconds * len(setting.servers),
+        nic=np.minimum([min(out[n], into[n]) for n, _ in nodes], _of_threads(cluster, setting)),
+        serve_out=min(_serve(nodes, pulled, out), switch),
+        serve_in=min(_serve(nodes, pushed, into), switch),
+        apply_seconds=_apply_seconds(demand, setting, largest) + demand.commit_seconds * len(setting.servers),
     )
+
+
+def _of_threads(cluster: Cluster, setting: Setting) -> float:
+    """What a transfer can have of the servers, bytes per second: one thread of each, if these are limited."""
+    if cluster.server_threads == 1:
+        return np.inf
+    kinds, share = dict(cluster.nodes), dict(zip(setting.servers, setting.shares()[1], strict=True))
+    return min(kinds[n].service_bytes_per_second / (cluster.server_threads * part) for n, part in share.items() if part)
+
+
+def _apply_seconds(demand: Demand, setting: Setting, part: float) -> float:
+    """Seconds that a server needs to apply `part` of a push, which each further worker makes longer."""
+    return demand.apply_seconds * part * (1 + demand.apply_growth * (len(setting.workers) - 1))
 
 
 def build(
@@ -299,9 +310,7 @@ def build(
     """
     nodes, space = cluster.nodes, job.space
     names = tuple(name for name, _ in nodes)
-    costs = cycle_costs(
-        nodes, cluster.latency_seconds, workload.demand, setting, policy_seconds=policy_seconds, effects=effects
-    )
+    costs = cycle_costs(cluster, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(
@@ -351,14 +360,25 @@ def _transfers(
     usage: Any = np.zeros((2 * k, 0))
     capacity = np.zeros(0)
     of_snapshots: Any = ()
-    if each_nic_counts(cluster, setting, conditions, workload):
+    net = _connections(cluster, setting, conditions, effects) if cluster.independent_flows else ()
+    single = each_nic_counts(cluster, setting, conditions, workload)
+    if net and cluster.switch_bytes_per_second:
+        raise Rejected("Cannot pass a switch where flows to unlike servers end by themselves: leave independent_flows out.")
+    if cluster.server_threads > 1 and (single or net):
+        raise Rejected(
+            f"Cannot give servers {cluster.server_threads} threads where these are unlike or also work, or nodes have token "
+            "buckets: leave server_threads at 1."
+        )
+    if single:
         if cluster.discipline == "serial":
             usage, capacity = _serial_usage(nodes, setting, effects)
-        elif k >= network.MANY_NICS and not has_tables(workload):
+        elif k >= network.MANY_NICS and not (has_tables(workload) or cluster.switch_bytes_per_second):
             usage, capacity = _proportions(nodes, setting, effects, snapshots=cluster.snapshot_clocks > 0)
         else:
             usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
             usage, of_snapshots = usage[: 2 * k], usage[2 * k :]
+        if cluster.switch_bytes_per_second:
+            usage, capacity = _with_switch(cluster, setting, effects, usage, capacity)
     snapshots: Any = ()
     if cluster.snapshot_clocks:
         share = dict(zip(setting.servers, setting.shares()[1], strict=True))
@@ -367,7 +387,6 @@ def _transfers(
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
         snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, of_snapshots, weights)
-    net = _connections(cluster, setting, conditions, effects) if cluster.independent_flows else ()
     if net and snapshots:
         snapshots = snapshots._replace(usage=connections.usage_with_copies(net))
     return {
@@ -480,7 +499,8 @@ def served(
     for name, kind in nodes:
         pull = pulled.get(name, 0.0) * demand.model_bytes * transfer
         push = pushed.get(name, 0.0) * demand.whole_push_bytes * transfer * effects.push_factor
-        apply = demand.apply_seconds * pushed.get(name, 0.0) ** demand.apply_exponent if name in pushed else 0.0
+        part = pushed.get(name, 0.0) ** demand.apply_exponent if name in pushed else 0.0
+        apply = _apply_seconds(demand, setting, part)
         sending, receiving = (min(left[name], kind.service_bytes_per_second) for left in (out, into))
         rows.append((pull, pull / sending, push, push / receiving + apply))
     return np.array(rows)
@@ -620,6 +640,18 @@ def _usage(
         kept[2 * k :] = kept[2 * k :].any()
         capacity = np.minimum(capacity, _UNLIMITED)
     return usage[:, kept], capacity[kept]
+
+
+def _with_switch(
+    cluster: Cluster, setting: Setting, effects: Effects, usage: NDArray[np.float64], capacity: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`usage` of pulls and pushes with what a byte of each puts on the switch, one resource of each way or of both: all but
+    what a node moves to itself."""
+    abroad = [[1.0 - share.get(n, 0.0) for n, _ in cluster.nodes] for share in _shares_of_servers(setting, effects)]
+    k, ways = len(cluster.nodes), 1 if cluster.switch_both_ways else 2
+    through = np.zeros((2 * k, ways))
+    through[:k, 0], through[k:, -1] = abroad
+    return np.hstack([usage, through]), np.concatenate([capacity, np.full(ways, cluster.switch_bytes_per_second)])
 
 
 def _serial_usage(

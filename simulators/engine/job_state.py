@@ -50,6 +50,7 @@ class Program(NamedTuple):
     overlapping: bool  # some node is worker and server at once, or has a token bucket: every NIC counts
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
     timers: bool = False  # the policy sets a timer, and decides when it has run down
+    server_threads: int = 1  # as in `Cluster`
     dispatched: bool = False  # XLA cannot compile as one function what it is asked for of this job's steps
 
 

@@ -5,18 +5,39 @@ Without JAX, so that a scenario with such a combination is refused when its file
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from tuners.actions import Rejected, Space
 from tuners.settings import OF_PULLS
 
-__all__ = ["REVISING", "check_learning", "check_links"]
+__all__ = ["REVISING", "Links", "check_learning", "check_links"]
 
 REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-def check_links(discipline: str, control_queue: float, *, tables: bool, snapshots: bool, independent: bool) -> None:
-    """Raise Rejected where transfers cannot share their links by that discipline: servers send `snapshots`, mini-batches
-    touch rows of embedding `tables`, and flows are `independent`."""
+class Links(Protocol):
+    """What a cluster says of its links, as in `Cluster`."""
+
+    @property
+    def discipline(self) -> str: ...
+    @property
+    def control_queue(self) -> float: ...
+    @property
+    def snapshot_clocks(self) -> int: ...
+    @property
+    def independent_flows(self) -> bool: ...
+    @property
+    def switch_bytes_per_second(self) -> float: ...
+    @property
+    def server_threads(self) -> int: ...
+
+
+def check_links(cluster: Links, *, tables: bool) -> None:
+    """Raise Rejected where transfers cannot share the links of a cluster: mini-batches touch rows of embedding `tables`, or
+    what two of its keys ask for excludes each other."""
+    discipline, control_queue = cluster.discipline, cluster.control_queue
+    snapshots, independent = cluster.snapshot_clocks > 0, cluster.independent_flows
     if discipline in ("fifo", "serial") and (tables or snapshots):
         where = "mini-batches touch rows of embedding tables" if tables else "servers send snapshots"
         raise Rejected(f"Cannot queue transfers first come first served where {where}: use maxmin.")
@@ -28,6 +49,10 @@ def check_links(discipline: str, control_queue: float, *, tables: bool, snapshot
         raise Rejected(
             "Cannot move flows by themselves where mini-batches touch rows of embedding tables: leave independent_flows out."
         )
+    if (cluster.switch_bytes_per_second or cluster.server_threads > 1) and (tables or snapshots):
+        what = "pass a switch" if cluster.switch_bytes_per_second else "give servers threads"
+        where = "mini-batches touch rows of embedding tables" if tables else "servers send snapshots"
+        raise Rejected(f"Cannot {what} where {where}: leave switch_bytes_per_second at 0, and server_threads at 1.")
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

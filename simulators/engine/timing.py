@@ -60,7 +60,7 @@ class Flight(NamedTuple):
     drawn: Array  # [k] seconds of compute drawn for this cycle
     arrival: Array  # int32 [k]: order in which transfers began
     arrivals: Array  # int32 scalar: how many transfers began
-    server_free_seconds: Array  # scalar: when the apply queue will be empty
+    server_free_seconds: Array  # scalar: when the apply queue will be empty; [t] of each thread, where servers have several
     tokens: Array  # [k] in each node's bucket; [0] where no node has one
     late_bytes: Array  # [k] that each node has sent so far while its bucket was empty; [0] as above
     copying: Any = ()  # [k] bytes that each server has yet to send of its snapshots; () where none is taken
@@ -70,10 +70,17 @@ class Flight(NamedTuple):
 
 
 def all_waiting(
-    nodes: int, tokens: Array, now: float = 0.0, *, uneven: bool = False, snapshots: bool = False, net: Any = ()
+    nodes: int,
+    tokens: Array,
+    now: float = 0.0,
+    *,
+    uneven: bool = False,
+    snapshots: bool = False,
+    net: Any = (),
+    threads: int = 1,
 ) -> Flight:
     """No worker has begun anything, and no server takes a snapshot; all wait since `now`. `uneven`: bandwidth is shared so;
-    `net`: the job's connections, () for none."""
+    `net`: the job's connections, () for none; `threads` of each server."""
     zeros: Any = np.zeros(nodes)  # of NumPy, because JAX would compile each outside of a program
     none: Any = np.zeros(nodes, np.int32)
     since: Any = np.full((5, nodes), now, np.float64)
@@ -85,7 +92,7 @@ def all_waiting(
         drawn=zeros,
         arrival=none,
         arrivals=cast(Any, np.int32(0)),
-        server_free_seconds=cast(Any, np.float64(now)),
+        server_free_seconds=cast(Any, np.float64(now) if threads == 1 else np.full(threads, now, np.float64)),
         tokens=tokens,
         late_bytes=cast(Any, np.zeros(len(tokens))),
         copying=zeros if snapshots else (),
@@ -252,7 +259,8 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
     Bytes per second for a transfer, seconds per second for the rest.
     """
     pulling, pushing = flight.phase == PULL, flight.phase == PUSH
-    if discipline == "serial":  # servers send and receive nothing while they apply a push
+    threads = flight.server_free_seconds.size
+    if discipline == "serial" and threads == 1:  # servers send and receive nothing while they apply a push
         pulling, pushing = (way & ~jnp.any(flight.phase == APPLY) for way in (pulling, pushing))
     nodes, drains = pulling.shape[0], inputs.bucket_refill
     sending: Any = ()
@@ -282,9 +290,10 @@ def _rates(inputs: EngineInputs, flight: Flight, *, discipline: str, overlapping
         if len(inputs.bucket_bytes):
             drains = _drains(inputs, usage.on_resources(both)[:nodes] if proportions else both @ usage[:, :nodes])
     elif discipline == "serial":
-        # Transfers of both ways divide the servers' time.
+        # Transfers of both ways divide the servers' time; of several threads, each that applies a push does nothing else.
         rate = jnp.where(pulling, inputs.serve_out, inputs.serve_in)
-        either = rate * network.fifo(inputs.nic / rate, jnp.ones(()), pulling | pushing, flight.arrival)
+        idle = jnp.ones(()) if threads == 1 else jnp.maximum(1.0 - jnp.sum(flight.phase == APPLY) / threads, 0.0)
+        either = rate * network.fifo(inputs.nic / rate, idle, pulling | pushing, flight.arrival)
         pull, push = (jnp.where(way, either, 0.0) for way in (pulling, pushing))
     else:
         both, capacity = jnp.stack([pulling, pushing]), jnp.stack([inputs.serve_out, inputs.serve_in])
@@ -361,7 +370,9 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
     pull_bytes, push_bytes, apply_seconds = (
         _of(worker, cost) for cost in (inputs.pull_bytes, inputs.push_bytes, inputs.apply_seconds)
     )
-    queued = jnp.maximum(flight.server_free_seconds - now, 0.0) + apply_seconds
+    free = flight.server_free_seconds
+    free = jnp.min(free) if free.ndim else free  # of threads, the first that is
+    queued = jnp.maximum(free - now, 0.0) + apply_seconds
     held = jnp.maximum(inputs.blocked_until_seconds - now, 0.0)
     applying = queued + jnp.where(push_bytes > 0, held, 0.0)  # a push without bytes waits for no block
     # Applying that takes no time needs no event of its own: the phase is skipped.
@@ -384,8 +395,16 @@ def _next_phase(inputs: EngineInputs, flight: Flight, worker: Array, now: Array,
         since=jnp.where(is_worker & entered & (jnp.arange(5) == after)[:, None], now, flight.since),
         arrival=jnp.where(is_worker & (after == PUSH), flight.arrivals, flight.arrival),
         arrivals=flight.arrivals + (ends & (after == PUSH)),
-        server_free_seconds=jnp.where(ends & (phase == PUSH), now + queued, flight.server_free_seconds),
+        server_free_seconds=_taken(flight.server_free_seconds, now + queued, ends & (phase == PUSH)),
     ), pushed & ends
+
+
+def _taken(server_free_seconds: Array, until: Array, taken: Array) -> Array:
+    """When the threads of servers are free, after the first of them is `taken` until then."""
+    if not server_free_seconds.ndim:
+        return jnp.where(taken, until, server_free_seconds)
+    mine = jnp.arange(server_free_seconds.shape[0]) == jnp.argmin(server_free_seconds)
+    return jnp.where(taken & mine, until, server_free_seconds)
 
 
 def _of(worker: Array, cost: Array) -> Array:

@@ -47,6 +47,7 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message_seconds: float = 0.0  # of the worker, per message; a pull and a push send one message to every server each
     apply_seconds: float = 0.0  # for one server to apply a full push; servers that divide the model apply their shares
     apply_exponent: float = 1.0  # a server with share s of the model takes s^this of the time; below 1: uneven shares
+    apply_growth: float = 0.0  # by so much of it, each further worker makes an apply longer
     commit_seconds: float = 0.0  # per push and server, of a coordinator that hears from each and tells each; pushes queue
     step_seconds: float = 0.0  # for one server to end a synchronous step; servers that divide the model: their shares
     master_sample_seconds: float = 0.0  # per synchronous step and sample of all workers: a master prepares mini-batches

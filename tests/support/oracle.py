@@ -162,7 +162,11 @@ class Oracle:
         self.key = int(np.random.default_rng([seed, 0]).integers(2**63))
         self.share = dict(zip(setting.servers, setting.model_shares or [1 / len(setting.servers)] * 99, strict=False))
         self.connections = cluster.independent_flows
-        self.now, self.server_free, self.arrivals = 0.0, 0.0, 0
+        self.switch = {}
+        if rate := cluster.switch_bytes_per_second:
+            self.switch = {("switch", way): rate for way in ((None,) if cluster.switch_both_ways else (PULL, PUSH))}
+        self.both_ways, self.threads = cluster.switch_both_ways, cluster.server_threads
+        self.now, self.server_free, self.arrivals = 0.0, [0.0] * self.threads, 0
         self.slow = dict.fromkeys(self.names, 1.0)
         self.changes = sorted(
             [(e.start_seconds, e.node, e.factor) for e in conditions.episodes]
@@ -262,16 +266,21 @@ class Oracle:
             if left > 0 or not server
         }
         serial = self.discipline == "serial"
-        if serial and any(s.phase == APPLY for s in self.workers.values()):
+        busy = sum(s.phase == APPLY for s in self.workers.values()) / self.threads
+        if serial and busy >= 1:
             flows = {}  # servers do nothing else
         flows |= {("snapshot", server): self._copy_uses(server) for server in self.copying}
         capacity = {("nic", way, n): kind.nic_bytes_per_second for n, kind in self.kinds.items() for way in ("in", "out")}
         capacity |= {("server", p, n): k.service_bytes_per_second for n, k in self.kinds.items() for p in (PULL, PUSH)}
+        capacity |= self.switch
+        if self.threads > 1:
+            each = {n: kind.service_bytes_per_second / self.threads for n, kind in self.kinds.items()}
+            capacity |= {("thread", w, n): rate for w in moving for n, rate in each.items()}
         for n, bucket in self.buckets.items():
             if self.tokens[n] == 0:
                 capacity["nic", "out", n] = min(capacity["nic", "out", n], bucket.refill_bytes_per_second)
         if serial:
-            capacity |= {("time", n): 1.0 for n in self.kinds}
+            capacity |= {("time", n): 1.0 - busy for n in self.kinds}
             flows = {f: self._in_one_queue(f[0], uses) for f, uses in flows.items()}
         capacity = {r: c for r, c in capacity.items() if c < math.inf}
         flows = {w: {r: u for r, u in uses.items() if r in capacity} for w, uses in flows.items()}
@@ -291,7 +300,7 @@ class Oracle:
     def _in_one_queue(self, worker, uses):
         """The same where a server has one queue for both ways: each byte takes its time by its NIC or its process."""
         found = {r: u for r, u in uses.items() if r[0] != "server"}
-        for (kind, _, n), part in uses.items():
+        for (kind, *_, n), part in uses.items():
             if kind == "server":
                 machine = self.kinds[n]
                 nic = math.inf if n == worker else machine.nic_bytes_per_second
@@ -318,11 +327,14 @@ class Oracle:
         """What one byte of a transfer, of which servers have these shares, puts on every NIC and server process."""
         uses = {}
         for server, part in share.items():
-            uses["server", PULL if pulls else PUSH, server] = part
+            way = PULL if pulls else PUSH
+            uses["server", way, server] = uses["thread", worker, server] = part
             if server != worker:
                 source, sink = (server, worker) if pulls else (worker, server)
                 for end in (("nic", "out", source), ("nic", "in", sink)):
                     uses[end] = uses.get(end, 0.0) + part
+                middle = "switch", None if self.both_ways else way
+                uses[middle] = uses.get(middle, 0.0) + part
         return uses
 
     def run(self, pushes):
@@ -383,12 +395,14 @@ class Oracle:
             worker.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         else:
             # Servers apply side by side; the one with the largest share is the last.
-            self.server_free = (
-                max(self.server_free, self.now)
-                + d.apply_seconds * max(self.share.values()) ** d.apply_exponent
+            grown = 1 + d.apply_growth * (len(self.workers) - 1)
+            free = (
+                max(min(self.server_free), self.now)
+                + d.apply_seconds * max(self.share.values()) ** d.apply_exponent * grown
                 + d.commit_seconds * len(self.share)
             )
-            worker.phase, worker.left = APPLY, {None: self.server_free - self.now}
+            self.server_free[self.server_free.index(min(self.server_free))] = free
+            worker.phase, worker.left = APPLY, {None: free - self.now}
             if worker.left[None] <= 0:
                 return self._pushed(name)
         return None

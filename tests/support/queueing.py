@@ -1,7 +1,8 @@
 """Clusters as plain queueing networks in SimPy, and what a stranger would record of them: no code of the simulator.
 
 Each server has queues. A worker asks every server for its part of the model, computes, and sends every server its part of
-the gradient, whose update the server makes then. At a barrier all workers wait for each other.
+the gradient, whose update the server makes then. At a barrier all workers wait for each other. A switch in the middle, where
+there is one, has queues of its own that the packets of all servers pass.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ class Network:
     first_come: bool = True  # else a server serves all at once
     one_queue: bool = False  # pulls, pushes and updates of a server are in one queue; else in one each
     threads: int = 1  # of each queue
+    apply_growth: float = 0.0  # by which part of it an update takes longer for each further worker
+    switch_seconds: float = 0.0  # of the model through the switch that all servers hang on, one way; 0: there is none
+    switch_both_ways: bool = False  # pulls and pushes are in one queue of the switch; else in one each
+    packets: int = 8  # of each message that passes the switch: it takes them while the server still sends others
     more: dict[str, Any] = field(default_factory=dict)  # what `compute` and subclasses know
 
     def stations(self, env: simpy.Environment) -> dict[str, Any]:
@@ -91,10 +96,34 @@ class Network:
         ways = {what: one if self.one_queue else station() for what in ("pull", "push")}
         return ways | {"apply": one if self.one_queue else _FirstCome(env, self.threads)}
 
+    def switch(self, env: simpy.Environment) -> dict[str, Any]:
+        """The queues of the switch, by what passes it; none without one."""
+        if not self.switch_seconds:
+            return {}
+        one, other = (_FirstCome(env) if self.first_come else _Shared(env) for _ in range(2))
+        return {"pull": one, "push": one if self.switch_both_ways else other}
+
+    def transfer(self, env: simpy.Environment, server: Any, switch: Any, seconds: float) -> _Steps:
+        """A message through a queue of a server, where it takes so many seconds, and through one of the switch.
+
+        Where queues are first come, first served, all its packets are in the first one at once; else two are on their way.
+        """
+        through = seconds * self.switch_seconds / self.transfer_seconds
+        on_their_way = simpy.Resource(env, self.packets if self.first_come else 2)
+
+        def packet() -> _Steps:
+            with on_their_way.request() as turn:
+                yield turn
+                yield from server.serve(seconds / self.packets)
+                yield from switch.serve(through / self.packets)
+
+        yield simpy.AllOf(env, [env.process(packet()) for _ in range(self.packets)])
+
     def run(self, policy: str, workers: int, servers: int, batch: int, cycles: int, seed: int) -> list[dict[str, Any]]:
         """The pushes of a run: who, when, and what the parts of its cycle took."""
         env, rng = simpy.Environment(), np.random.default_rng(seed)
-        at = [self.stations(env) for _ in range(servers)]
+        at, switch = [self.stations(env) for _ in range(servers)], self.switch(env)
+        apply_seconds = self.apply_seconds * (1 + self.apply_growth * (workers - 1))
         sigma = math.sqrt(math.log1p(self.jitter**2))
         pushes: list[dict[str, Any]] = []
         barrier = {"left": workers, "open": env.event()}
@@ -102,7 +131,10 @@ class Network:
         def to_all(*steps: tuple[str, float]) -> simpy.Event:
             def to(server: dict[str, Any]) -> _Steps:
                 for what, seconds in steps:
-                    yield from server[what].serve(seconds / servers)
+                    if what in switch:
+                        yield from self.transfer(env, server[what], switch[what], seconds / servers)
+                    else:
+                        yield from server[what].serve(seconds / servers)
 
             return simpy.AllOf(env, [env.process(to(server)) for server in at])
 
@@ -115,9 +147,9 @@ class Network:
                 yield env.timeout((self.fixed_seconds + self.sample_seconds * batch) * noise)
                 computed = env.now
                 if self.one_queue:  # a server does not take up another request between a push and its update
-                    yield to_all(("push", self.transfer_seconds + self.apply_seconds))
+                    yield to_all(("push", self.transfer_seconds + apply_seconds))
                 else:
-                    yield to_all(("push", self.transfer_seconds), ("apply", self.apply_seconds))
+                    yield to_all(("push", self.transfer_seconds), ("apply", apply_seconds))
                 pushed = env.now
                 times = {
                     "seconds": pushed,

@@ -35,7 +35,7 @@ def fitted(settings, off, repetition=0.0):
 
 
 def half_widths(known, rows, by):
-    return known.half_widths(rows, by, np.zeros((1, len(rows))), 0.9)[0]
+    return known.half_widths(rows, by, np.zeros((1, len(rows))), 0.9)[0, 0]
 
 
 def lacking(rng, settings):

@@ -32,8 +32,8 @@ def test_a_draw_has_other_rates_and_demands_and_leaves_the_rest(tmp_path):
         n: v for n, v in tables["toy"]["demand"].items() if n != "sample_seconds"
     }
     assert load_workloads(path) == tables
-    assert [d.latency_ratio("toy") for d in (first, second)] == pytest.approx([0.5, 2.0])
-    assert second.latency_ratio("elsewhere") == 1.0
+    assert [d.ratio("toy", "latency_seconds") for d in (first, second)] == pytest.approx([0.5, 2.0])
+    assert second.ratio("elsewhere", "latency_seconds") == 1.0
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):

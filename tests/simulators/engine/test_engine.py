@@ -67,6 +67,7 @@ def demands(draw, queue):
         message_seconds=draw(st.sampled_from([0.0, 0.02])),
         apply_seconds=draw(st.floats(0.01, 1.0)) if queue and draw(st.booleans()) else 0.0,
         apply_exponent=draw(st.sampled_from([1.0, 0.7])),
+        apply_growth=draw(st.sampled_from([0.0, 0.4])),
         commit_seconds=draw(st.sampled_from([0.0, 0.1])) if queue else 0.0,
         step_seconds=draw(st.sampled_from([0.0, 0.2])),
         master_sample_seconds=draw(st.sampled_from([0.0, 0.01])),
@@ -106,7 +107,9 @@ def jobs(draw, overlap=False, queue=True, **fixed):
     )
     discipline, control = fixed.pop("discipline", "maxmin"), fixed.pop("control_queue", 0.0)
     clocks, flows = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,)))), fixed.pop("independent_flows", False)
-    cluster = Cluster(draw(machines(overlap)), discipline, draw(st.sampled_from([0.0, 0.05])), control, clocks, flows)
+    more = fixed.pop("network", {}) | {name: draw(values) for name, values in fixed.pop("drawn", {}).items()}
+    latency_seconds = draw(st.sampled_from([0.0, 0.05]))
+    cluster = Cluster(draw(machines(overlap)), discipline, latency_seconds, control, clocks, flows, **more)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
 
 
@@ -276,6 +279,51 @@ def test_flows_to_servers_that_do_one_thing_at_a_time(made, policy):
 @slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_flows_to_workers_that_serve_and_do_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+SWITCH = {"switch_bytes_per_second": st.floats(20.0, 300.0)}
+
+
+@slow_to_compile
+@given(jobs(drawn=SWITCH, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
+def test_a_switch_that_all_transfers_pass(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(drawn=SWITCH, network={"switch_both_ways": True}), TWO)
+def test_a_switch_that_both_ways_share(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(drawn=SWITCH, overlap=True, aggregation="mean", optimizer="momentum"), TWO)
+def test_a_switch_between_workers_that_serve(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(drawn=SWITCH, network={"switch_both_ways": True}, overlap=True, discipline="serial", aggregation="sum"), TWO)
+def test_a_switch_between_workers_that_serve_one_thing_at_a_time(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(network={"server_threads": 2}), TWO)
+def test_servers_of_two_threads_that_share_them(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(network={"server_threads": 2}, discipline="fifo", aggregation="sum"), TWO)
+def test_servers_of_two_threads_with_a_queue_each_way(made, policy):
+    compared(made, *policy)
+
+
+@slow_to_compile
+@given(jobs(network={"server_threads": 3}, discipline="serial", aggregation="sum"), TWO)
+def test_servers_of_three_threads_with_one_queue(made, policy):
     compared(made, *policy)
 
 
@@ -537,7 +585,7 @@ def test_the_end_of_a_step_costs_the_same_in_all_synchronous_rounds(policy, roun
     nodes = tuple((n, machine(100.0)) for n in NAMES)
     bsp = Setting(workers=NAMES[:2], servers=NAMES[2:], policy="bsp", batch_size=8)
     demand = Demand(model_bytes=10.0, sample_seconds=0.1, step_seconds=0.2, master_sample_seconds=0.01)
-    of_bsp, found = (cycle_costs(nodes, 0.0, demand, s, policy_seconds=0.0) for s in (bsp, replace(bsp, **policy)))
+    of_bsp, found = (cycle_costs(Cluster(nodes), demand, s, policy_seconds=0.0) for s in (bsp, replace(bsp, **policy)))
     step = 0.2 / len(bsp.servers) + 0.01 * 16
     assert of_bsp.overhead_seconds == pytest.approx(step)
     assert found.overhead_seconds == pytest.approx(step if rounds else 0.0)
