@@ -276,11 +276,12 @@ def _barrier_in_turn(of: _Arrays) -> _Parts:
     mean = np.where(of.active, of.compute, 0.0).sum(axis=1, keepdims=True) / workers
     quickest = np.maximum(2 * mean - slowest, 0.0)
     # In one queue, pushes wait until all have pulled; in two, for those before them that came faster than they are served.
+    one = of.serial | of.one_way
     each = np.where(of.serial, push + of.turn, np.maximum(push, of.turn))
-    begun = np.where(of.serial, np.maximum(last, first + quickest), first + quickest)
+    begun = np.where(one, np.maximum(last, first + quickest), first + quickest)
     end = np.maximum(np.maximum(last + mean, (first + last) / 2 + slowest), begun + (workers - 1) * each) + pushed + of.apply
-    apart = np.where(of.serial, 0.0, (last - first) / np.maximum(workers - 1, 1))
-    waits = np.where(of.serial, np.maximum(begun - (first + last) / 2 - mean, 0.0), 0.0)
+    apart = np.where(one, 0.0, (last - first) / np.maximum(workers - 1, 1))
+    waits = np.where(one, np.maximum(begun - (first + last) / 2 - mean, 0.0), 0.0)
     waits = waits + (workers - 1) / 2 * np.maximum(each - apart, 0.0)
     return mean + constant, (first + last) / 2, waits + pushed + of.apply, constant + end
 

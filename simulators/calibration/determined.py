@@ -101,9 +101,11 @@ def _measurement(name: str) -> str:
 
 
 def fit_determined(
-    problem: TimesProblem, free: Sequence[str], refused: Mapping[str, str]
+    problem: TimesProblem, free: Sequence[str], refused: Mapping[str, str], rounds: int | None = None
 ) -> tuple[TimesSolution, dict[str, str]]:
     """The fit of those `free` constants that the recording determines, and all refused constants with their reasons.
+
+    At the end the closed form is corrected to the engine in so many `rounds`, as in `TimesProblem.corrected`.
 
     Uncertain constants are dropped one by one: the one whose absence increases the cost least; of several with about the
     same increase, the first in the order of `_MEASUREMENTS`.
@@ -138,7 +140,7 @@ def fit_determined(
         solved = without[worst]
     if "model_bytes" in out:  # it stays 0
         out["model_bytes"] += "; until then pulls and pushes take no time, unless --model-bytes says otherwise"
-    return problem.corrected(solved), out
+    return problem.corrected(solved, rounds), out
 
 
 def _why_uncertain(solved: TimesSolution, name: str, error: float) -> str:

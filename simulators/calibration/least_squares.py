@@ -110,18 +110,6 @@ class TimesProblem:
         made.given, made.correction = given, np.zeros_like(self.measured)
         return made
 
-    def alone(self, given: Constants) -> TimesProblem:
-        """The same problem with links shared as the `given` constants have them, by the closed form as it is corrected."""
-        made = self.begun_with()
-        made.given, made.engine = given, False
-        return made
-
-    def corrected_again(self, solved: TimesSolution) -> TimesSolution:
-        """The fit of `solved`, which was found `alone`, corrected to the engine."""
-        made = copy(self)
-        made.engine = True
-        return made.corrected(replace(solved, problem=made))
-
     def begun_with(self, **values: Any) -> TimesProblem:
         """The same problem, with other initial constants."""
         made = copy(self)
@@ -441,7 +429,7 @@ def _guess_of_servers(name: str, rows: Sequence[Row], given: Constants) -> float
     return {
         "model_bytes": model_bytes,
         "nic_bytes_per_second": faster * model_bytes / alone,
-        "service_bytes_per_second": model_bytes / alone,
+        "service_bytes_per_second": given.server_threads * model_bytes / alone,
         "switch_bytes_per_second": _FILLED * model_bytes / alone,
     }[name]
 

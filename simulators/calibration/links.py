@@ -9,8 +9,7 @@ clear that is tells a paired t-test over the combinations. Flows to unlike serve
 connections do, unless this test says otherwise: few recordings have many such servers.
 
 Further physics (a switch in the middle, servers of several threads, updates that take longer with more workers) is tried
-beside that, and kept only if the same test is surer still. A form with it has the others as a special case, so the closed
-form says first which ones are worth the engine's time.
+beside that, and kept only if the same test is surer still.
 
 Forms that are not told apart may all be the right one. How likely each is, a Bayesian bootstrap over the combinations says
 (Rubin 1981; as weights of models, Yao et al. 2018, Using Stacking to Average Bayesian Predictive Distributions): predictions
@@ -41,8 +40,8 @@ _ROUNDS = 2  # of correcting the closed form to the engine, for each further for
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
 _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
 _SURE = 0.99  # the same, for physics that most clusters do not have, of which several kinds are tried
-_PROMISING = 0.9  # of the best form's cost: what the closed form's must be below before the engine tries further physics
-_MOST_FURTHER = 3  # forms with further physics that the engine tries, those with the least costs
+_PROMISING = 0.9  # of the best form's cost: what that of further physics must be below, corrected once, to be tried further
+_MOST_FURTHER = 3  # forms with further physics that are tried further, those with the least costs
 _THREADS = (2, 4)  # of servers, that are tried
 _WEIGHINGS = 4000  # of the bootstrap
 _HARDLY = 0.01  # chance below which a form takes no part in predictions
@@ -175,8 +174,10 @@ def choose(
         if _worse(found[best] - found[other]):
             best = other
     elif not any(row.unlike_servers or row.shared or row.snapshot_clocks for row in every):
-        more = _promising(_further(found, best), solved, float(found[best].sum()))
-        solved |= {form: {name: of.problem.corrected_again(of) for name, of in mine.items()} for form, mine in more.items()}
+        more = _promising(_further(found, best), fitted, float(found[best].sum()))
+        solved |= {
+            form: {name: of.problem.corrected(of, _ROUNDS) for name, of in mine.items()} for form, mine in more.items()
+        }
         found |= {form: _costs(solved[form]) for form in more}
         surer = [form for form in more if _worse(found[best] - found[form], _SURE)]
         best = min((best, *surer), key=lambda form: float(found[form].sum()))
@@ -206,37 +207,27 @@ def _costs(solved: Mapping[str, TimesSolution]) -> _Costs:
     return np.concatenate([of.left_out_costs() for of in solved.values()])
 
 
-def _further(found: Mapping[Sharing, _Costs], best: Sharing) -> list[Sharing]:
+def _further(found: Iterable[Sharing], best: Sharing) -> list[Sharing]:
     """Forms with further physics: each kind beside the disciplines that it may be confused with."""
-    plain = {form.discipline: form for form in reversed(found) if not form.control_queue}
-    even = [plain[d] for d in ("maxmin", "uneven") if d in plain]
-    shared = [min(even, key=lambda form: float(found[form].sum()))] if even else []
+    plain = {form.discipline: form for form in reversed([*found]) if not form.control_queue}
+    shared = [plain[d] for d in ("maxmin", "uneven") if d in plain]
     first_come, serial = ([plain[d]] if d in plain else [] for d in QUEUES)
     return [
         *(form._replace(switch=switch) for form in (*shared, *first_come) for switch in ("each way", "both ways")),
         *(form._replace(server_threads=count) for form in (*first_come, *serial) for count in _THREADS),
-        *(form._replace(updates_grow=True) for form in dict.fromkeys((best, *shared, *first_come, *serial))),
+        best._replace(updates_grow=True),
     ]
 
 
 def _promising(
-    further: Sequence[Sharing], solved: Mapping[Sharing, Mapping[str, TimesSolution]], cost: float
+    further: Sequence[Sharing], fitted: Mapping[str, TimesSolution], cost: float
 ) -> dict[Sharing, dict[str, TimesSolution]]:
-    """The forms of which the closed form, corrected as the same form without further physics is, says that they err less
-    than the best form, by its `cost`; at most `_MOST_FURTHER`."""
-    tried = {}
-    for form in further:
-        base = solved[form._replace(switch="none", server_threads=1, updates_grow=False)]
-        tried[form] = {name: _without_engine(form, of) for name, of in base.items()}
+    """The forms that err less than the best one, by its `cost`, when the closed form is corrected to the engine once; at most
+    `_MOST_FURTHER`."""
+    tried = {form: {name: _under(form, of, rounds=0) for name, of in fitted.items()} for form in further}
     costs = {form: float(_costs(of).sum()) for form, of in tried.items()}
     better = sorted((form for form in tried if costs[form] < _PROMISING * cost), key=costs.__getitem__)
     return {form: tried[form] for form in better[:_MOST_FURTHER]}
-
-
-def _without_engine(form: Sharing, base: TimesSolution) -> TimesSolution:
-    """The fit of a form by the closed form, with the corrections that were found for another one."""
-    problem = base.problem.alone(form.put_into(base.problem.given))
-    return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
 
 
 def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Sequence[str]) -> TimesSolution | None:
@@ -250,14 +241,15 @@ def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Seque
     return fit_determined(TimesProblem(rows, form.put_into(given)), free, refused)[0]
 
 
-def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
-    """The same with links that are shared in another form."""
+def _under(form: Sharing, fitted: TimesSolution, rounds: int | None = None) -> TimesSolution:
+    """The same with links that are shared in another form; with `rounds`, as in `fit_determined`, other constants may be
+    determined."""
     known = fitted.problem.given
     if form.put_into(known) == known:
         return fitted
     problem = fitted.problem.shared_as(form.put_into(known))
-    if form.discipline in QUEUES:
-        return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
+    if form.discipline in QUEUES or rounds is not None:
+        return fit_determined(problem, *fittable(problem.rows, problem.given), rounds)[0]
     return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 

@@ -41,10 +41,8 @@ _NONE: Any = np.zeros(0)
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
     uneven = program.discipline == "uneven"
-    threads = program.server_threads
-    return _blank(
-        program.model, inputs, parameters, uneven=uneven, threads=threads
-    )  # of no policy, so that jobs under any share one program
+    # Of no policy, so that jobs under any share one program.
+    return _blank(program.model, inputs, parameters, uneven=uneven, threads=program.server_threads)
 
 
 @StoredProgram

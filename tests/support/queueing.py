@@ -1,8 +1,8 @@
 """Clusters as plain queueing networks in SimPy, and what a stranger would record of them: no code of the simulator.
 
 Each server has queues. A worker asks every server for its part of the model, computes, and sends every server its part of
-the gradient, whose update the server makes then. At a barrier all workers wait for each other. A switch in the middle, where
-there is one, has queues of its own that the packets of all servers pass.
+the gradient, whose update the server makes then. At a barrier all workers wait for each other. A switch that all servers hang
+on, and that is slower than each of them, has the queues of pulls and pushes in their place: then servers are never the limit.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class Network:
     fixed_seconds: float = 0.02
     sample_seconds: float = 0.001
     jitter: float = 0.15
-    transfer_seconds: float = 0.06  # of the model by one server, one way
+    transfer_seconds: float = 0.06  # of the model by one server, or by the switch, one way
     apply_seconds: float = 0.01
     first_come: bool = True  # else a server serves all at once
     one_queue: bool = False  # pulls, pushes and updates of a server are in one queue; else in one each
     threads: int = 1  # of each queue
     apply_growth: float = 0.0  # by which part of it an update takes longer for each further worker
-    switch_seconds: float = 0.0  # of the model through the switch that all servers hang on, one way; 0: there is none
-    switch_both_ways: bool = False  # pulls and pushes are in one queue of the switch; else in one each
-    packets: int = 8  # of each message that passes the switch: it takes them while the server still sends others
+    switch: str = (
+        ""  # "each way": pulls and pushes have a queue each in the switch; "both ways": they have one; "": no switch
+    )
     more: dict[str, Any] = field(default_factory=dict)  # what `compute` and subclasses know
 
     def stations(self, env: simpy.Environment) -> dict[str, Any]:
@@ -96,33 +96,16 @@ class Network:
         ways = {what: one if self.one_queue else station() for what in ("pull", "push")}
         return ways | {"apply": one if self.one_queue else _FirstCome(env, self.threads)}
 
-    def switch(self, env: simpy.Environment) -> dict[str, Any]:
+    def middle(self, env: simpy.Environment) -> dict[str, Any]:
         """The queues of the switch, by what passes it; none without one."""
-        if not self.switch_seconds:
-            return {}
         one, other = (_FirstCome(env) if self.first_come else _Shared(env) for _ in range(2))
-        return {"pull": one, "push": one if self.switch_both_ways else other}
-
-    def transfer(self, env: simpy.Environment, server: Any, switch: Any, seconds: float) -> _Steps:
-        """A message through a queue of a server, where it takes so many seconds, and through one of the switch.
-
-        Where queues are first come, first served, all its packets are in the first one at once; else two are on their way.
-        """
-        through = seconds * self.switch_seconds / self.transfer_seconds
-        on_their_way = simpy.Resource(env, self.packets if self.first_come else 2)
-
-        def packet() -> _Steps:
-            with on_their_way.request() as turn:
-                yield turn
-                yield from server.serve(seconds / self.packets)
-                yield from switch.serve(through / self.packets)
-
-        yield simpy.AllOf(env, [env.process(packet()) for _ in range(self.packets)])
+        return {"pull": one, "push": one if self.switch == "both ways" else other} if self.switch else {}
 
     def run(self, policy: str, workers: int, servers: int, batch: int, cycles: int, seed: int) -> list[dict[str, Any]]:
         """The pushes of a run: who, when, and what the parts of its cycle took."""
         env, rng = simpy.Environment(), np.random.default_rng(seed)
-        at, switch = [self.stations(env) for _ in range(servers)], self.switch(env)
+        middle = self.middle(env)
+        at = [self.stations(env) | middle for _ in range(servers)]
         apply_seconds = self.apply_seconds * (1 + self.apply_growth * (workers - 1))
         sigma = math.sqrt(math.log1p(self.jitter**2))
         pushes: list[dict[str, Any]] = []
@@ -131,10 +114,7 @@ class Network:
         def to_all(*steps: tuple[str, float]) -> simpy.Event:
             def to(server: dict[str, Any]) -> _Steps:
                 for what, seconds in steps:
-                    if what in switch:
-                        yield from self.transfer(env, server[what], switch[what], seconds / servers)
-                    else:
-                        yield from server[what].serve(seconds / servers)
+                    yield from server[what].serve(seconds / servers)
 
             return simpy.AllOf(env, [env.process(to(server)) for server in at])
 

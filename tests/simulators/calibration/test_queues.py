@@ -40,21 +40,26 @@ def short(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("network", "chosen"),
+    ("network", "chosen", "further"),
     [
-        (Network(), {"fifo"}),
-        (Network(one_queue=True), {"serial"}),
-        (Network(first_come=False), {"maxmin", "uneven"}),
+        (Network(), {"fifo"}, {}),
+        (Network(one_queue=True), {"serial"}, {}),
+        (Network(first_come=False), {"maxmin", "uneven"}, {}),
+        (Network(switch="each way"), {"fifo"}, {"switch": "each way"}),
+        (Network(threads=2), {"fifo"}, {"server_threads": 2}),
+        (Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}),
+        (Network(apply_growth=0.5), {"fifo"}, {"updates_grow": True}),
     ],
-    ids=["a queue each way", "one queue", "shared"],
+    ids=["a queue each way", "one queue", "shared", "a switch", "two threads", "two threads, one queue", "growing updates"],
 )
-def test_unseen_settings_of_another_simulation_are_predicted(network, chosen, short):
+def test_unseen_settings_of_another_simulation_are_predicted(network, chosen, further, short):
     """When no queues were tried, nor whether servers limit transfers, and not workers' links, the worst were 46, 12 and 41 %
-    off."""
+    off; of the others, which need further physics, up to 52 %."""
     known, other = recording(network, FITTED), recording(network, NEW, seed=1)
     said = GivenConstants()
     found = fit_all(known.rows, said.constants(known), links=said.links_left_open)["job"]
     assert found.constants.discipline in chosen
+    assert found.choice.links == Sharing(found.constants.discipline, found.constants.control_queue, **further)
     assert {rival.links.discipline for rival in found.choice.rivals if not rival.worse} <= chosen
     told = cycles(found.constants, other.rows)
     off = np.log([row.cycle_seconds for row in other.rows] / told.seconds)
@@ -62,8 +67,7 @@ def test_unseen_settings_of_another_simulation_are_predicted(network, chosen, sh
     assert np.abs(off).max() < 0.12
     below, above = log_half_widths(found, other.rows, told.errors)[:, 0].T
     assert np.median(above) < 0.15
-    if len(chosen) == 1:  # of forms that are not told apart, what the other one predicts is in no interval
-        assert np.mean((-below <= off) & (off <= above)) > 0.7
+    assert np.mean((-below <= off) & (off <= above)) > 0.7
 
 
 @pytest.mark.slow
@@ -98,8 +102,9 @@ GRID = [
 ]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("discipline", ["fifo", "serial"])
-def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, short):
+def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, threads, short):
     off = []
     for times in (0.3, 1.0, 3.0):
         for update in (0.1, 1.0):
@@ -111,6 +116,7 @@ def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, short):
                 fixed_seconds=0.1,
                 apply_seconds=0.1 * times * update,
                 discipline=discipline,
+                server_threads=threads,
             )
             told = closed_form.spans([plant(true, r) for r in GRID], [r.barrier for r in GRID]).cycle
             off += list(np.log(told / [float(simulated(true, r).spans.cycle) for r in GRID]))
