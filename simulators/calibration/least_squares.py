@@ -64,6 +64,7 @@ class TimesProblem:
         self.given = given
         self.engine = engine
         self.transfers_first = transfers_first  # the search starts where transfers, not updates, keep the servers busy
+        self.evaluations = _EVALUATIONS  # of one search, at most
         self.servers_first = False  # it starts where servers' processes, not workers' links, limit transfers
         self.rows = rows
         self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
@@ -165,7 +166,7 @@ class TimesProblem:
             bounds=(np.minimum(start, guess) - _REACH, np.maximum(start, guess) + _REACH),
             loss="soft_l1",
             f_scale=_SCALE,
-            max_nfev=_EVALUATIONS,
+            max_nfev=self.evaluations,
             ftol=_CONVERGED,
             xtol=_CONVERGED,
             gtol=_CONVERGED,

@@ -42,9 +42,12 @@ _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
 _SURE = 0.99  # the same, for physics that most clusters do not have, of which several kinds are tried
 _PROMISING = 0.9  # of the best form's cost: what that of further physics must be below, corrected once, to be tried further
 _MOST_FURTHER = 3  # forms with further physics that are tried further, those with the least costs
+_FEW_EVALUATIONS = 20  # of the search that finds that out
+_OF_FURTHER = ("service_bytes_per_second", "switch_bytes_per_second", "apply_growth")
 _THREADS = (2, 4)  # of servers, that are tried
 _WEIGHINGS = 4000  # of the bootstrap
 _HARDLY = 0.01  # chance below which a form takes no part in predictions
+_EVEN: tuple[Discipline, ...] = ("maxmin", "uneven")  # disciplines that share links among all transfers
 QUEUES = ("fifo", "serial")  # disciplines that serve in the order of arrival
 UNEVEN_BYTES = 77e3
 """Where links are shared unevenly, shares of flows of this size are drawn with a deviation of 1: the whole model of the
@@ -69,6 +72,11 @@ class Sharing(NamedTuple):
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
         return replace(constants, **self._asdict(), uneven_bytes=UNEVEN_BYTES if self.discipline == "uneven" else 0.0)
+
+    @property
+    def plain(self) -> Sharing:
+        """The same without further physics."""
+        return Sharing(*self[:3])
 
     def __str__(self) -> str:
         said = [self.discipline, f"control queue {self.control_queue:g}"]
@@ -159,26 +167,20 @@ def choose(
     fitted = {name: first for name, first in firsts.items() if first is not None}
     if not fitted:
         return None
-    solved = {
-        form: {name: _under(form, first) for name, first in fitted.items()}
-        for form in forms
-        if form.independent_flows == forms[0].independent_flows
-    }
+    solved = {form: _all_under(form, fitted) for form in forms if form.independent_flows == forms[0].independent_flows}
     found = {form: _costs(of) for form, of in solved.items()}
     least = min(float(of.sum()) for of in found.values())
     best = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
     other = best._replace(independent_flows=not best.independent_flows)
     if other in forms:
-        solved[other] = {name: _under(other, first) for name, first in fitted.items()}
+        solved[other] = _all_under(other, fitted)
         found[other] = _costs(solved[other])
         if _worse(found[best] - found[other]):
             best = other
     elif not any(row.unlike_servers or row.shared or row.snapshot_clocks for row in every):
-        more = _promising(_further(found, best), fitted, float(found[best].sum()))
-        solved |= {
-            form: {name: of.problem.corrected(of, _ROUNDS) for name, of in mine.items()} for form, mine in more.items()
-        }
-        found |= {form: _costs(solved[form]) for form in more}
+        more = _promising(_further(found, best), fitted, solved, float(found[best].sum()))
+        solved |= more
+        found |= {form: _costs(of) for form, of in more.items()}
         surer = [form for form in more if _worse(found[best] - found[form], _SURE)]
         best = min((best, *surer), key=lambda form: float(found[form].sum()))
     count = sum(len(first.residuals) for first in fitted.values())
@@ -207,27 +209,52 @@ def _costs(solved: Mapping[str, TimesSolution]) -> _Costs:
     return np.concatenate([of.left_out_costs() for of in solved.values()])
 
 
-def _further(found: Iterable[Sharing], best: Sharing) -> list[Sharing]:
+def _further(found: Mapping[Sharing, _Costs], best: Sharing) -> list[Sharing]:
     """Forms with further physics: each kind beside the disciplines that it may be confused with."""
     plain = {form.discipline: form for form in reversed([*found]) if not form.control_queue}
-    shared = [plain[d] for d in ("maxmin", "uneven") if d in plain]
+    even = [plain[d] for d in _EVEN if d in plain]
+    shared = [min(even, key=lambda form: float(found[form].sum()))] if even else []
     first_come, serial = ([plain[d]] if d in plain else [] for d in QUEUES)
     return [
         *(form._replace(switch=switch) for form in (*shared, *first_come) for switch in ("each way", "both ways")),
-        *(form._replace(server_threads=count) for form in (*first_come, *serial) for count in _THREADS),
+        *(form._replace(server_threads=_THREADS[0]) for form in (*first_come, *serial)),
         best._replace(updates_grow=True),
     ]
 
 
 def _promising(
-    further: Sequence[Sharing], fitted: Mapping[str, TimesSolution], cost: float
+    further: Iterable[Sharing],
+    fitted: Mapping[str, TimesSolution],
+    solved: Mapping[Sharing, Mapping[str, TimesSolution]],
+    cost: float,
 ) -> dict[Sharing, dict[str, TimesSolution]]:
-    """The forms that err less than the best one, by its `cost`, when the closed form is corrected to the engine once; at most
-    `_MOST_FURTHER`."""
-    tried = {form: {name: _under(form, of, rounds=0) for name, of in fitted.items()} for form in further}
+    """The forms that err less than the best one, by its `cost`, when the closed form is corrected to the engine once; at
+    most `_MOST_FURTHER`. Those that are most alike to the first one come with them."""
+    tried = {form: {name: _glimpse(form, of) for name, of in solved[form.plain].items()} for form in further}
     costs = {form: float(_costs(of).sum()) for form, of in tried.items()}
-    better = sorted((form for form in tried if costs[form] < _PROMISING * cost), key=costs.__getitem__)
-    return {form: tried[form] for form in better[:_MOST_FURTHER]}
+    better = sorted((form for form in costs if costs[form] < _PROMISING * cost), key=costs.__getitem__)[:_MOST_FURTHER]
+    alike = list[Sharing]()
+    for form in better[:1]:
+        if form.server_threads > 1:
+            alike += [form._replace(server_threads=count) for count in _THREADS]
+        if form.switch != "none" and form.discipline in _EVEN:
+            alike += [form._replace(discipline=discipline) for discipline in _EVEN]
+    made = {form: {name: of.problem.corrected(of, _ROUNDS) for name, of in tried[form].items()} for form in better}
+    return made | {form: _all_under(form, fitted) for form in alike if form not in made}
+
+
+def _glimpse(form: Sharing, plain: TimesSolution) -> TimesSolution:
+    """A form with further physics, fitted by a short search of the constants that the same form without it determines, and
+    those that the physics needs."""
+    problem = plain.problem.shared_as(form.put_into(plain.problem.given))
+    problem.evaluations = _FEW_EVALUATIONS
+    free, refused = fittable(problem.rows, problem.given)
+    return fit_determined(problem, [n for n in free if n in (*plain.free, *_OF_FURTHER)], refused, rounds=0)[0]
+
+
+def _all_under(form: Sharing, fitted: Mapping[str, TimesSolution]) -> dict[str, TimesSolution]:
+    """`_under`, of every workload."""
+    return {name: _under(form, first) for name, first in fitted.items()}
 
 
 def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Sequence[str]) -> TimesSolution | None:
@@ -241,15 +268,14 @@ def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Seque
     return fit_determined(TimesProblem(rows, form.put_into(given)), free, refused)[0]
 
 
-def _under(form: Sharing, fitted: TimesSolution, rounds: int | None = None) -> TimesSolution:
-    """The same with links that are shared in another form; with `rounds`, as in `fit_determined`, other constants may be
-    determined."""
+def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
+    """The same with links that are shared in another form."""
     known = fitted.problem.given
     if form.put_into(known) == known:
         return fitted
     problem = fitted.problem.shared_as(form.put_into(known))
-    if form.discipline in QUEUES or rounds is not None:
-        return fit_determined(problem, *fittable(problem.rows, problem.given), rounds)[0]
+    if form.discipline in QUEUES or form.switch != "none":
+        return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
     return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 

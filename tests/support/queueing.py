@@ -1,8 +1,9 @@
 """Clusters as plain queueing networks in SimPy, and what a stranger would record of them: no code of the simulator.
 
 Each server has queues. A worker asks every server for its part of the model, computes, and sends every server its part of
-the gradient, whose update the server makes then. At a barrier all workers wait for each other. A switch that all servers hang
-on, and that is slower than each of them, has the queues of pulls and pushes in their place: then servers are never the limit.
+the gradient, whose update the server makes then. At a barrier all workers wait for each other. A switch that all
+servers hang on, and that is slower than each of them, has the queues of pulls and pushes in their place: then servers are
+never the limit.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ class Network:
     one_queue: bool = False  # pulls, pushes and updates of a server are in one queue; else in one each
     threads: int = 1  # of each queue
     apply_growth: float = 0.0  # by which part of it an update takes longer for each further worker
-    switch: str = (
-        ""  # "each way": pulls and pushes have a queue each in the switch; "both ways": they have one; "": no switch
-    )
+    switch: str = ""  # "each way": pulls and pushes have a queue each in the switch; "both ways": one; "": there is none
     more: dict[str, Any] = field(default_factory=dict)  # what `compute` and subclasses know
 
     def stations(self, env: simpy.Environment) -> dict[str, Any]:
