@@ -9,7 +9,7 @@ clear that is tells a paired t-test over the combinations. Flows to unlike serve
 connections do, unless this test says otherwise: few recordings have many such servers.
 
 Further physics (a switch in the middle, servers of several threads, updates that take longer with more workers) is tried
-beside that, and kept only if the same test is surer still.
+beside that, and kept only if it errs less in nearly all weightings of the combinations.
 
 Forms that are not told apart may all be the right one. How likely each is, a Bayesian bootstrap over the combinations says
 (Rubin 1981; as weights of models, Yao et al. 2018, Using Stacking to Average Bayesian Predictive Distributions): predictions
@@ -39,7 +39,7 @@ _Costs = NDArray[np.float64]  # of combinations
 _ROUNDS = 2  # of correcting the closed form to the engine, for each further form
 _SAME = 1e-3  # relative difference of costs below which two forms count as equal
 _CLEAR = 0.95  # probability at which a form counts as worse than the chosen one
-_SURE = 0.99  # the same, for physics that most clusters do not have, of which several kinds are tried
+_SURE = 0.95  # part of the weightings of combinations in which further physics errs less, from which it is kept
 _PROMISING = 0.9  # of the best form's cost: what that of further physics must be below, corrected once, to be tried further
 _MOST_FURTHER = 3  # forms with further physics that are tried further, those with the least costs
 _FEW_EVALUATIONS = 20  # of the search that finds that out
@@ -181,7 +181,7 @@ def choose(
         more = _promising(_further(found, best), fitted, solved, float(found[best].sum()))
         solved |= more
         found |= {form: _costs(of) for form, of in more.items()}
-        surer = [form for form in more if _worse(found[best] - found[form], _SURE)]
+        surer = [form for form in more if float(np.mean(_weighted(found[best] - found[form]) > 0)) >= _SURE]
         best = min((best, *surer), key=lambda form: float(found[form].sum()))
     count = sum(len(first.residuals) for first in fitted.values())
     constants = {form: {name: of.constants for name, of in mine.items()} for form, mine in solved.items()}
@@ -195,10 +195,7 @@ def _choice(
     errors = {form: math.sqrt(2 * float(of.sum()) / count) for form, of in found.items()}
     worse = {form: _worse(of - found[best]) for form, of in found.items()}
     left = [form for form in found if not worse[form]]
-    drawn = (
-        np.random.default_rng(0).dirichlet(np.ones(len(found[best])), _WEIGHINGS)
-        @ np.stack([found[form] for form in left]).T
-    )
+    drawn = _weighted(np.stack([found[form] for form in left], axis=1))
     chances = dict(zip(left, np.bincount(drawn.argmin(axis=1), minlength=len(left)) / _WEIGHINGS, strict=True))
     rivals = [OtherSharing(f, errors[f], worse[f], float(chances.get(f, 0.0))) for f in found if f != best]
     return SharingChoice(best, errors[best], tuple(rivals), constants)
@@ -279,9 +276,16 @@ def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
     return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 
-def _worse(more: _Costs, level: float = _CLEAR) -> bool:
+def _weighted(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean costs of combinations, [c] or [c, f], under each of the bootstrap's weightings, [w] or [w, f]."""
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(costs)), _WEIGHINGS)
+    found: NDArray[np.float64] = weights @ costs
+    return found
+
+
+def _worse(more: _Costs) -> bool:
     """Whether the costs of combinations, of which `more` are the differences, are clearly higher: a paired t-test."""
     if len(more) < 2:
         return False
     error = float(more.std(ddof=1)) / math.sqrt(len(more))
-    return float(more.mean()) > error * float(t.ppf(level, len(more) - 1))
+    return float(more.mean()) > error * float(t.ppf(_CLEAR, len(more) - 1))
