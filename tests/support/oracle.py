@@ -427,7 +427,7 @@ class Oracle:
             worker.total = dict(self.total)
 
     def _queued(self):
-        """Seconds until every server's link has carried what workers have sent so far of their pushes."""
+        """Seconds until the switch and every server's link have carried what workers have sent so far of their pushes."""
         d = self.workload.demand
         size = (d.model_bytes if d.push_bytes is None else d.push_bytes) * self.setting.transfer_bits / 32
         waiting = dict.fromkeys(self.share, 0.0)
@@ -442,7 +442,9 @@ class Oracle:
                     behind = max(sent - (size - sum(worker.left.values())), 0.0)
                     waiting = {server: waiting[server] + part * behind for server, part in self.share.items()}
         limits = {n: min(self.kinds[n].nic_bytes_per_second, self.kinds[n].service_bytes_per_second) for n in self.share}
-        return max((waiting[n] / limits[n] for n in self.share), default=0.0)
+        slowest = max((waiting[n] / limits[n] for n in self.share), default=0.0)
+        middle = self.switch.get(("switch", PUSH), math.inf)  # what all servers' links have not carried may queue there
+        return max(slowest, sum(waiting.values()) / middle)
 
     def _sent(self, size, sent):
         """Of each connection, where `sent` of `size` bytes have left the worker: evenly, while a connection has some."""

@@ -46,8 +46,8 @@ def short(monkeypatch):
         (Network(one_queue=True), {"serial"}, {}),
         (Network(first_come=False), {"maxmin", "uneven"}, {}),
         (Network(switch="each way"), {"fifo"}, {"switch": "each way"}),
-        (Network(threads=2), {"fifo"}, {"server_threads": 2}),
-        (Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}),
+        pytest.param(Network(threads=2), {"fifo"}, {"server_threads": 2}, marks=pytest.mark.slow),
+        pytest.param(Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}, marks=pytest.mark.slow),
     ],
     ids=["a queue each way", "one queue", "shared", "a switch", "two threads", "two threads, one queue"],
 )
