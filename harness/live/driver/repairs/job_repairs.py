@@ -19,6 +19,7 @@ from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.driver.view.job_view import JobView
 from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.runtime import Procedure, Runtime
+from harness.live.protocol.messages import worker
 from harness.live.worker.spec import Spec
 
 __all__ = ["COPY_SECONDS", "JobRepairs"]
@@ -54,6 +55,8 @@ class JobRepairs:
         if emulated is not None:
             self.losses.leaving = emulated.leaving
         self._asked_seconds = 0.0  # when losses were last asked for
+        self._repeating = False  # processes repeat what may be lost, because no push has come for too long
+        self._given_up: dict[str, str] = {}  # processes that were stopped because training waited for them, and why
 
     # ----------------------------------------------------------------------------------------------- nodes come and go
 
@@ -76,13 +79,16 @@ class JobRepairs:
     def find_lost(self) -> dict[str, str]:
         """Processes that are lost since the last time, with the reasons."""
         # What the scenario takes is lost at once, so that a window which tells of it has the setting that follows.
-        if not self._taken and self._runtime.now <= self._asked_seconds + _LOSSES_SECONDS:
+        urgent = self._taken or self._given_up
+        if not urgent and self._runtime.now <= self._asked_seconds + _LOSSES_SECONDS:
             return {}
         self._asked_seconds = self._runtime.now
-        return dict(self._runtime.processes.lost())
+        given_up, self._given_up = self._given_up, {}
+        return dict(self._runtime.processes.lost()) | given_up
 
     def record(self, lost: Mapping[str, str]) -> None:
         """These processes are lost, for these reasons."""
+        self._repeating = False
         if set(lost) != {EVALUATOR}:
             self.begin_recovery()
         self.losses.record(lost, self._taken)
@@ -175,10 +181,14 @@ class JobRepairs:
             self.standstill.pushed(float(seconds))
 
     def standing_still(self, *, idle: bool) -> Procedure | None:
-        """Say what holds training up if no push has come for too long. First the processes repeat what may be lost; then
-        those that are waited for are replaced; then the job ends: raises RuntimeError."""
+        """Say what holds training up if no push has come for too long. First the processes repeat what servers may miss;
+        then those that are waited for are replaced; then the job ends: raises RuntimeError.
+
+        A process that hangs may not repeat what it should, so time counts then, too."""
         runtime, view = self._runtime, self._view
-        if not idle or view.running is None or view.status != "running" or not self.trains:
+        self._repeating = self._repeating and not idle
+        trains = view.running is not None and view.status == "running" and self.trains
+        if not trains or not (idle or self._repeating):
             self.standstill.excuse(runtime.now)
             return None
         if not (waited := self.standstill.too_long(runtime.now)):
@@ -187,10 +197,13 @@ class JobRepairs:
         why = "; ".join(f"{name} {what}" for name, what in causes.items()) or "no worker is in a mini-batch"
         view.log_event(f"no push for {waited:.0f} s: {why}")
         if self.standstill.found == 1:
+            if causes and all(name == worker(node_of(name)) for name in causes):
+                return None  # servers wait for nothing, and workers ask again by themselves for what they miss
             # A view begins, in which every process sends again what is not durable.
+            self._repeating = True
             return runtime.recover(view.branches[view.number].setting)
         if self.standstill.found == 2 and causes:
             runtime.processes.stop(list(causes))
-            self.record(dict.fromkeys(causes, "training waited for it for too long"))
-            return self.repair()
+            self._given_up = dict.fromkeys(causes, "training waited for it for too long")
+            return None  # they are found lost, which also ends the repetition in progress
         raise RuntimeError(f"no push for {waited:.0f} s, and nothing helped: {why}")
