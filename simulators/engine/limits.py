@@ -5,35 +5,17 @@ Without JAX, so that a scenario with such a combination is refused when its file
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from simulators.cluster.cluster import Cluster
 from tuners.actions import Rejected, Space
 from tuners.settings import OF_PULLS
 
-__all__ = ["REVISING", "Links", "check_learning", "check_links"]
+__all__ = ["REVISING", "check_learning", "check_links"]
 
 REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-class Links(Protocol):
-    """What a cluster says of its links, as in `Cluster`."""
-
-    @property
-    def discipline(self) -> str: ...
-    @property
-    def control_queue(self) -> float: ...
-    @property
-    def snapshot_clocks(self) -> int: ...
-    @property
-    def independent_flows(self) -> bool: ...
-    @property
-    def switch_bytes_per_second(self) -> float: ...
-    @property
-    def server_threads(self) -> int: ...
-
-
-def check_links(cluster: Links, *, tables: bool) -> None:
+def check_links(cluster: Cluster, *, tables: bool) -> None:
     """Raise Rejected where transfers cannot share the links of a cluster: mini-batches touch rows of embedding `tables`, or
     what two of its keys ask for excludes each other."""
     discipline, control_queue = cluster.discipline, cluster.control_queue

@@ -88,8 +88,8 @@ class JobRepairs:
 
     def record(self, lost: Mapping[str, str]) -> None:
         """These processes are lost, for these reasons."""
-        self._repeating = False
         if set(lost) != {EVALUATOR}:
+            self._repeating = False  # a repair takes its place
             self.begin_recovery()
         self.losses.record(lost, self._taken)
         for name, why in lost.items():
