@@ -14,6 +14,7 @@ from harness.live.driver.system import LiveSystem
 from harness.live.driver.view import recent_pushes
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
+from harness.live.server.server import Server
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import ThreadProcesses, thread_processes
@@ -194,6 +195,28 @@ def test_a_worker_whose_computation_hangs_is_named_and_replaced(processes, monke
         until_whole(live)
         lost = assert_counts(live)
         assert first or lost == 0  # a view takes pushes back that a worker replaced then had kept for it
+
+
+def test_a_server_that_hangs_is_replaced_while_a_view_waits_for_it(processes, monkeypatch):
+    """It is heard all the time, as a worker is."""
+    goes_on, handle, end, in_vain = threading.Event(), Server._handle, ThreadProcesses._end, []
+
+    def hangs(of, *message):
+        if threading.current_thread().name == "server/n2":
+            in_vain.extend([] if goes_on.wait(30) else ["nobody has ended it"])
+        handle(of, *message)
+
+    goes_on.set()
+    monkeypatch.setattr(Server, "_handle", hangs)
+    monkeypatch.setattr(ThreadProcesses, "_end", lambda made, names: goes_on.set() or end(made, names))
+    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=1.0)) as live:
+        live.perform(Run(clocks=20))
+        goes_on.clear()
+        assert live.perform(Run(clocks=50)).clocks >= 50
+        assert not in_vain
+        assert "server/n2 is lost: training waited for it for too long" in history(live)
+        until_whole(live)
+        assert assert_counts(live) == 0
 
 
 def test_a_resumed_job_has_not_stood_still_since_it_began():
