@@ -79,10 +79,10 @@ class JobContext:
             self.conditions,
             self.job,
             setting,
+            policy,
             seed=self.seed,
             factors=self.factors,
             evaluate_clocks=self.evaluate_clocks,
-            policy_seconds=policy.seconds,
             effects=effects,
         )
         per_push = served(self.cluster.nodes, self.workload.demand, setting, effects)

@@ -319,6 +319,9 @@ class SyncPolicy(NamedTuple):
     # Servers keep the gradients of a round by worker, and step by the mean of all workers' means; simulated only, and not
     # together with `probes`.
     table: bool = False
+    # Workers are released when servers have ended the step of a round of gradients, so each cycle takes what that takes
+    # (`Demand.step_seconds`). False where that varies from round to round: such a policy pays for none.
+    rounds: bool = False
 
 
 # -------------------------------------------------------------------------------------------------------------- actions

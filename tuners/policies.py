@@ -90,7 +90,7 @@ def _bounded(name: str, bound: int) -> SyncPolicy:
         del active
         return _Bound(_first(bound))
 
-    return SyncPolicy(name, init, _within_bound)
+    return SyncPolicy(name, init, _within_bound, rounds=bound == 0)
 
 
 def _within_bound(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
@@ -260,7 +260,7 @@ def _grouped(name: str, size: int, *, repeats: bool, cancels: bool) -> SyncPolic
         del active
         return _Group(_first(size), _first(repeats, bool), _first(cancels, bool), _first(0))
 
-    return SyncPolicy(name, init, _within_group)
+    return SyncPolicy(name, init, _within_group, rounds=cancels or (size > 1 and not repeats))
 
 
 def _within_group(state: _Group, push: Push) -> tuple[_Group, Decision]:
@@ -291,7 +291,7 @@ def backup_workers(size: int) -> SyncPolicy:
     def init(active: Array) -> _Backup:
         return _Backup(_first(size), _first(0), _first(np.zeros(active.shape)), _first(0))
 
-    return SyncPolicy(f"backup_workers({size})", init, _with_backups)
+    return SyncPolicy(f"backup_workers({size})", init, _with_backups, rounds=True)
 
 
 def _with_backups(state: _Backup, push: Push) -> tuple[_Backup, Decision]:
@@ -325,7 +325,7 @@ def quorum(size: int, grace_seconds: float) -> SyncPolicy:
     def init(active: Array) -> _Quorum:
         return _Quorum(rounds.init(active), _first(grace_seconds, float))
 
-    return SyncPolicy(f"quorum({size},{grace_seconds:g})", init, _with_grace, timers=True)
+    return SyncPolicy(f"quorum({size},{grace_seconds:g})", init, _with_grace, timers=True, rounds=True)
 
 
 def _with_grace(state: _Quorum, push: Push) -> tuple[_Quorum, Decision]:

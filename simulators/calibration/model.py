@@ -425,7 +425,7 @@ def _setting(
 def plant(constants: Constants, row: Row) -> Plant:
     """What the closed form needs of a row."""
     made, kept = cluster(constants, row), setting(row)
-    costs = cycle_costs(made, demand(constants), kept, policy_seconds=policies.named(row.policy, row.staleness).seconds)
+    costs = cycle_costs(made, demand(constants), kept, policies.named(row.policy, row.staleness))
     if row.delays:
         names = tuple(name for name, _ in made.nodes)
         delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])

@@ -20,7 +20,7 @@ from simulators.cluster.profiles import NodeType, node_seconds
 from simulators.engine import connections, network
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
-from tuners.actions import Job, Rejected, Setting, Target
+from tuners.actions import Job, Rejected, Setting, SyncPolicy, Target
 from tuners.settings import OF_PULLS, OF_REPLICAS
 
 __all__ = [
@@ -246,9 +246,10 @@ def compute_times(
 
 
 def cycle_costs(
-    cluster: Cluster, demand: Demand, setting: Setting, *, policy_seconds: float, effects: Effects = NO_EFFECTS
+    cluster: Cluster, demand: Demand, setting: Setting, policy: SyncPolicy, *, effects: Effects = NO_EFFECTS
 ) -> CycleCosts:
-    """What a cycle under `setting` costs; all workers of the setting are active. Raises Rejected as `compute_times` does."""
+    """What a cycle under `setting` and `policy` costs; all workers of the setting are active. Raises Rejected as
+    `compute_times` does."""
     nodes, latency_seconds = cluster.nodes, cluster.latency_seconds
     timed = compute_times(nodes, demand, setting)
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
@@ -257,17 +258,15 @@ def cycle_costs(
     transfer = setting.transfer_bits / 32
     pulled, pushed = _shares_of_servers(setting, effects)
     largest = max(pushed.values()) ** demand.apply_exponent
-    # In synchronous rounds no worker begins before servers and master have ended the step, so it adds to every cycle. A
-    # quorum of fewer than all workers has rounds, too.
-    rounds = setting.waits_for_all or setting.policy == "quorum"
+    # In synchronous rounds no worker begins before servers and master have ended the step, so it adds to every cycle.
     samples = sum(sum(row) for row in loads(nodes, setting).values())
-    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if rounds else 0.0
+    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if policy.rounds else 0.0
     # Of dedicated servers all bytes cross the switch, like a server that all share; otherwise `_usage` tells which.
     switch = cluster.switch_bytes_per_second or np.inf
     return CycleCosts(
         active=np.array([n in timed for n, _ in nodes]),
         compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
-        overhead_seconds=np.full(len(nodes), messages + hops + step + policy_seconds),
+        overhead_seconds=np.full(len(nodes), messages + hops + step + policy.seconds),
         pull_bytes=demand.model_bytes * transfer,
         push_bytes=demand.whole_push_bytes * transfer * effects.push_factor,
         nic=np.minimum([min(out[n], into[n]) for n, _ in nodes], _of_threads(cluster, setting)),
@@ -296,21 +295,21 @@ def build(
     conditions: Conditions,
     job: Job,
     setting: Setting,
+    policy: SyncPolicy,
     *,
     seed: int,
     factors: Factors = NO_FACTORS,
     evaluate_clocks: int = 0,
-    policy_seconds: float = 0.0,
     effects: Effects = NO_EFFECTS,
 ) -> EngineInputs:
-    """The numbers of a job on a cluster under `setting`, without disturbances. What the job's space may have (local steps,
-    skipped pulls, replicas) decides which arrays are empty, so all its settings have the same shapes.
+    """The numbers of a job on a cluster under `setting` and `policy`, without disturbances. What the job's space may have
+    (local steps, skipped pulls, replicas) decides which arrays are empty, so all its settings have the same shapes.
 
     Raises Rejected where the setting cannot run on the cluster.
     """
     nodes, space = cluster.nodes, job.space
     names = tuple(name for name, _ in nodes)
-    costs = cycle_costs(cluster, workload.demand, setting, policy_seconds=policy_seconds, effects=effects)
+    costs = cycle_costs(cluster, workload.demand, setting, policy, effects=effects)
     parts = shards(nodes, workload, setting, reconfiguring=effects.workers is not None)
     rng = np.random.default_rng([seed, 1])
     numbers: dict[str, Any] = dict(

@@ -65,6 +65,10 @@ class Bounded:
     bound: float
     oldest: float = math.inf  # gradients that are older are dropped
 
+    @property
+    def rounds(self):
+        return self.bound == 0
+
     def decide(self, worker, clocks, waiting, seconds):
         slowest = min(clocks.values())
         release = [w for w in waiting if clocks[w] - slowest <= self.bound]
@@ -74,6 +78,8 @@ class Bounded:
 @dataclass
 class Few(Bounded):
     """At most `bound` + 1 gradients are in progress; the workers with the fewest pushes go on."""
+
+    rounds = False
 
     def decide(self, worker, clocks, waiting, seconds):
         free = self.bound + 1 - (len(clocks) - len(waiting))
@@ -87,6 +93,7 @@ class Dynamic:
     low: int
     high: int
     oldest: float = math.inf
+    rounds = False
     last: dict = field(default_factory=dict)
     interval: dict = field(default_factory=dict)
     credit: dict = field(default_factory=dict)
@@ -177,7 +184,7 @@ class Oracle:
         d = workload.demand
         self.overhead = 2 * cluster.latency_seconds + 2 * d.message_seconds * len(setting.servers)
         self.samples = dict.fromkeys(setting.workers, setting.batch_size)
-        if setting.policy in ("bsp", "quorum") or (setting.policy, setting.staleness) == ("ssp", 0):
+        if setting.policy == "quorum" or policy.rounds:
             largest = max(self.share.values()) ** d.apply_exponent
             self.overhead += d.step_seconds * largest + d.master_sample_seconds * setting.batch_size * len(setting.workers)
         self.mean = {w: d.fixed_seconds + d.sample_seconds * self.samples[w] / self._speed(w) for w in setting.workers}

@@ -111,7 +111,7 @@ def dbw_policy(rounds: int) -> SyncPolicy:
             gain=_Gain(zero, zero, zero, zero, zero, zero, zero, jnp.asarray(False)),
         )
 
-    return SyncPolicy(f"dbw({rounds})", init, _with_dynamic_backups, probes=True)
+    return SyncPolicy(f"dbw({rounds})", init, _with_dynamic_backups, probes=True, rounds=True)
 
 
 def _with_dynamic_backups(state: _Rounds, push: Push) -> tuple[_Rounds, Decision]:

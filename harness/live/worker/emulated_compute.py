@@ -14,6 +14,7 @@ from simulators.cluster import trace_driven
 from simulators.cluster.profiles import node_seconds
 from simulators.engine import inputs
 from simulators.engine.timing import mini_batch_seconds
+from tuners import policies
 
 __all__ = ["EmulatedCompute"]
 
@@ -28,7 +29,14 @@ class EmulatedCompute:
         self._spec, self._kind = spec, dict(nodes)[node]
         self._worker = [name for name, _ in nodes].index(node)
         self._inputs = inputs.build(
-            scenario.cluster, spec.workload, conditions, spec.job, spec.job.start, seed=spec.seed, factors=factors
+            scenario.cluster,
+            spec.workload,
+            conditions,
+            spec.job,
+            spec.job.start,
+            policies.of_setting(spec.job.start),
+            seed=spec.seed,
+            factors=factors,
         )
         self.seconds(0, 1, 0, 0)  # compile
 

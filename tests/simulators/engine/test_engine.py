@@ -20,7 +20,9 @@ from simulators.engine.inputs import cycle_costs
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
+from tuners import policies
 from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target
+from tuners.baselines.dbw import dbw_policy
 
 # An example is a simulation: some dozens are soon run, the hundreds that shrinking takes are not.
 slow_to_compile = settings(
@@ -364,7 +366,7 @@ def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
     cluster, workload, setting, around, seed = whole_job(made)
     setting, _ = named(setting, "bsp", 0)
     simulated = system(cluster, workload, setting, around, seed)
-    simulated.perform(Install(SyncPolicy("backup", lambda active: (), _all_but_one)))
+    simulated.perform(Install(SyncPolicy("backup", lambda active: (), _all_but_one, rounds=True)))
     window = simulated.perform(Run(clocks=50))
     assert_agree(window, simulated, Oracle(cluster, workload, setting, around, Backup(), seed, MODEL).run(50))
 
@@ -572,6 +574,34 @@ def test_many_lanes_are_many_jobs():
 
 
 @pytest.mark.parametrize(
+    ("start", "installed", "pays"),
+    [
+        ("bsp", policies.asp(), False),
+        ("bsp", policies.ssp(2), False),
+        ("asp", policies.bsp(), True),
+        ("asp", policies.k_sync(2), True),
+        ("asp", policies.k_async(2), True),
+        ("bsp", policies.k_async(1), False),  # ASP by another name
+        ("asp", policies.backup_workers(1), True),
+        ("bsp", policies.buffered(2), False),
+        ("bsp", dbw_policy(2), True),
+    ],
+)
+def test_the_end_of_a_step_is_paid_for_by_the_policy_that_is_installed(start, installed, pays):
+    def seconds(step_seconds):
+        cluster, workload, setting, around = plain_job(policy=start)
+        demand = msgspec.structs.replace(workload.demand, step_seconds=step_seconds)
+        simulated = system(cluster, replace(workload, demand=demand), setting, around)
+        simulated.perform(Install(installed))
+        simulated.perform(Run(clocks=10))  # the first cycles began before
+        return simulated.perform(Run(clocks=30)).seconds
+
+    longer = seconds(0.4) - seconds(0.0)
+    # 30 pushes are at least 5 rounds, and two servers halve a step.
+    assert longer >= 5 * 0.4 / 2 if pays else longer == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
     ("policy", "rounds"),
     [
         ({"policy": "ssp", "staleness": 0}, True),  # the same decisions as BSP
@@ -585,7 +615,7 @@ def test_the_end_of_a_step_costs_the_same_in_all_synchronous_rounds(policy, roun
     nodes = tuple((n, machine(100.0)) for n in NAMES)
     bsp = Setting(workers=NAMES[:2], servers=NAMES[2:], policy="bsp", batch_size=8)
     demand = Demand(model_bytes=10.0, sample_seconds=0.1, step_seconds=0.2, master_sample_seconds=0.01)
-    of_bsp, found = (cycle_costs(Cluster(nodes), demand, s, policy_seconds=0.0) for s in (bsp, replace(bsp, **policy)))
+    of_bsp, found = (cycle_costs(Cluster(nodes), demand, s, policies.of_setting(s)) for s in (bsp, replace(bsp, **policy)))
     step = 0.2 / len(bsp.servers) + 0.01 * 16
     assert of_bsp.overhead_seconds == pytest.approx(step)
     assert found.overhead_seconds == pytest.approx(step if rounds else 0.0)
