@@ -35,6 +35,7 @@ from harness.live.coordinator.training_requests import TrainingRequests
 from harness.live.protocol.blocks import Layout, blocks_in
 from harness.live.protocol.messages import (
     Array,
+    BlocksAwaited,
     BlocksMoved,
     CopyKept,
     EntriesMissing,
@@ -128,6 +129,8 @@ class Coordinator:
                 self._after_push(self._pushes.staged(head))
             case GradientDone():
                 self._after_push(self._pushes.done(sender, head))
+            case BlocksAwaited():
+                self._pushes.awaited(sender, head)
             case LossProbed():
                 self._after_push(self._pushes.probed(sender, head))
             case CopyKept():

@@ -64,11 +64,12 @@ class JobReports:
         """What training waits for, by the process that it waits for."""
         branch, found = self._branches.current, dict[str, str]()
         for worker, cycle in {} if branch is None else branch.busy.items():
-            name = self._job.workers[worker]
-            if not self._pending.is_computed(worker) or worker in self._pending.undecided:
+            name, late, owners = self._job.workers[worker], self._pending.awaited(worker), self._ledger.table.items()
+            if self._pending.is_computed(worker) and worker not in self._pending.undecided:
+                staged = self._pending.staged(worker)
+                found |= {o: f"has not received the gradient of {name}" for block, o in owners if block not in staged}
+            elif late:
+                found |= {o: f"has not sent the parameters that {name} pulls" for block, o in owners if block in late}
+            else:
                 found[name] = f"has not computed mini-batch {cycle.clock}"
-                continue
-            for block, owner in self._ledger.table.items():
-                if block not in self._pending.staged(worker):
-                    found[owner] = f"has not received the gradient of {name}"
         return found

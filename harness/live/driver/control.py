@@ -66,16 +66,17 @@ class Control:
         # Reentrant: an action that holds it may ask for the status of the job, which takes it too.
         self.news = threading.Condition(threading.RLock())
         restore_points = RestorePoints(self.runtime, spec, begun, keep)
-        self._saver = JobSaver(self.runtime, self.view, restore_points)
         self._repairs = JobRepairs(self.runtime, self.view, spec, restore_points, limits.still_seconds, emulated)
         self.losses = self._repairs.losses
+        self._saver = JobSaver(self.runtime, self.view, restore_points, lambda: self.losses.told)
         self._blocks = spec.layout.count
         self._failure: Exception | None = None
         self._over = threading.Event()
         if begun is not None:
             self.view.performed = begun.state["exchanges"]
             self._repairs.standstill.excuse(begun.seconds)
-            self.view.branches, self.view.running, self.runtime.rows_taken = driver_state(begun, installed)
+            self.view.branches, self.view.running, self.runtime.rows_taken, told = driver_state(begun, installed)
+            self.losses.resume(told, begun.seconds)
             reduced = (branch.setting_before_loss is not None for branch in self.view.branches.values())
             self.losses.any_returned = any(reduced)  # all nodes are present again
         start(self.runtime, self.view, restore_points, begun, say)

@@ -27,6 +27,7 @@ __all__ = [
     "COORDINATOR",
     "Array",
     "BlockData",
+    "BlocksAwaited",
     "BlocksMoved",
     "BranchVectors",
     "CopyKept",
@@ -170,6 +171,14 @@ class GradientDone(_Head, frozen=True):
     compute_seconds: float
     index: int  # of the log: all pulled blocks contain the entries up to this one
     loss_before: float = 0.0  # with probes: same mini-batch, at the servers' parameters before the push
+
+
+class BlocksAwaited(_Head, frozen=True):
+    """Worker to coordinator: these blocks (no arrays) of what this cycle pulls have not arrived in time, and are asked for
+    again; or none: they have arrived since."""
+
+    cycle: int
+    runs: Runs
 
 
 class StagePush(_Head, frozen=True):
@@ -346,6 +355,7 @@ class ViewReady(_Head, frozen=True):
 
 Head: TypeAlias = (
     ResendPush
+    | BlocksAwaited
     | SnapshotCopy
     | BlockData
     | GradientDone
@@ -398,7 +408,7 @@ _ONLY_FROM: dict[str, tuple[type[_Head], ...]] = {
         BlocksMoved,
         ViewReady,
     ),
-    "worker": (Pull, GradientDone, StagePush, LossProbed, TableSeen, EvaluationResult),
+    "worker": (Pull, BlocksAwaited, GradientDone, StagePush, LossProbed, TableSeen, EvaluationResult),
 }
 _SENDERS: dict[type[Any], str] = {kind: role for role, kinds in _ONLY_FROM.items() for kind in kinds}
 

@@ -32,7 +32,7 @@ __all__ = [
     "signal",
 ]
 
-VERSION = 7
+VERSION = 8
 SHORT_BYTES = 60 * 2**10
 """Arrays of at most so many bytes in all follow in the first frame: with it, they fit into one packet of 64 KiB."""
 

@@ -135,12 +135,14 @@ class Pulling:
         # Blocks that nobody was asked for come unasked.
         self._ask(pull, frozenset(b for b in blocks if pull.asked.get(b, owners[b]) != owners[b]))
 
-    def tick(self) -> None:
-        """Ask again for blocks that have not arrived for too long; the next time, wait twice as long."""
+    def tick(self) -> Blocks:
+        """Ask again for blocks that have not arrived for too long; the next time, wait twice as long. Returns them."""
         pull = self._pull
-        if pull is not None and self._now() - pull.asked_seconds > pull.patience_seconds:
-            pull.patience_seconds *= 2
-            self._ask(pull, pull.missing)
+        if pull is None or self._now() - pull.asked_seconds <= pull.patience_seconds:
+            return frozenset()
+        pull.patience_seconds *= 2
+        self._ask(pull, pull.missing)
+        return pull.missing
 
     # ----------------------------------------------------------------------------------------------------------- answers
 

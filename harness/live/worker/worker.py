@@ -18,6 +18,7 @@ from harness.live.protocol.blocks import Blocks, Layout, Owners, blocks_in, runs
 from harness.live.protocol.messages import (
     COORDINATOR,
     Array,
+    BlocksAwaited,
     EvaluationRequest,
     EvaluationResult,
     GradientDone,
@@ -78,6 +79,7 @@ class Worker:
         self._work: Release | None = None  # the cycle that it is in
         self._terms: Release | None = None  # the last release that the coordinator sent: later cycles may go by it
         self._ahead: deque[float] = deque(maxlen=_RELEASES)  # seconds of this clock over the coordinator's, by releases
+        self._late = 0  # the cycle of which the coordinator was told that blocks are late
         self._done: GradientDone | None = None  # the result of its gradient
         self._done_is_final = False  # it lacks no loss before the push, so it can travel with the push
         self._early: list[tuple[UnaskedBlocks, tuple[Array, ...]]] = []  # parameters that arrived before their release
@@ -143,8 +145,11 @@ class Worker:
                         self._evaluate_next()
 
     def tick(self) -> None:
-        """Call this now and then: it asks again for blocks that have not arrived."""
-        self._pulling.tick()
+        """Call this now and then: it asks again for blocks that have not arrived, and says so."""
+        late = self._pulling.tick()
+        if late and self._work is not None and self._pulling.kind != "evaluate":
+            self._late = self._work.cycle
+            self._outbox.tell(COORDINATOR, BlocksAwaited(self._late, runs_of(late)))
 
     # ------------------------------------------------------------------------------------------------------- one cycle
 
@@ -208,6 +213,9 @@ class Worker:
         """Compute on what was pulled. None: blocks are missing."""
         if pull is None:
             return
+        if self._late == pull.of and pull.kind != "evaluate":
+            self._outbox.tell(COORDINATOR, BlocksAwaited(self._late, ()))
+            self._late = 0
         if pull.kind in ("gradient", "evaluate"):
             self._pulled = self._now() - pull.begun_seconds, pull.entry
         work, self._rows = None if pull.kind == "evaluate" else self._work, pull.rows

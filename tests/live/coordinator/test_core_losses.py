@@ -14,6 +14,7 @@ from harness.live.protocol import messages
 from harness.live.protocol.log import CommitEntry, ForkEntry
 from harness.live.protocol.messages import (
     BlockData,
+    BlocksAwaited,
     BlocksMoved,
     GradientDone,
     LogAppend,
@@ -127,6 +128,23 @@ def test_a_server_refuses_a_worker_that_was_dropped():
     refused = core.refused
     core.receive(worker, Message(Pull(1, 0, 0, ((0, 1),)), (), memory.coordinator.ledger.view, 1))
     assert core.refused == refused + 1
+
+
+def test_a_worker_that_waits_for_blocks_holds_nothing_up_and_their_server_does():
+    memory = start(policy="bsp", workers=1)
+    coordinator, name = memory.coordinator, messages.worker(NODES[0])
+    cycle = coordinator.branches.by_number[0].busy[0]
+    computes = {name: f"has not computed mini-batch {cycle.clock}"}
+    block, owner = next(iter(coordinator.ledger.table.items()))
+
+    def hears(number, runs):
+        coordinator.receive(name, Message(BlocksAwaited(number, runs), (), coordinator.ledger.view, 1))
+        return coordinator.reports.held_up_by()
+
+    assert coordinator.reports.held_up_by() == computes
+    assert hears(cycle.number - 1, ((block, block + 1),)) == computes  # of a cycle that is over
+    assert hears(cycle.number, ((block, block + 1),)) == {owner: f"has not sent the parameters that {name} pulls"}
+    assert hears(cycle.number, ()) == computes
 
 
 def test_a_coordinator_refuses_a_worker_that_was_replaced():

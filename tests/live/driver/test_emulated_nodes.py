@@ -18,7 +18,7 @@ from tests.live.driver.test_losses import history, idle, until
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import thread_processes
-from tuners.actions import Reconfigure, Rejected, Run
+from tuners.actions import NodeEvent, Reconfigure, Rejected, Run
 
 
 def spec(conditions, start=ONES):
@@ -199,6 +199,24 @@ def test_a_job_that_is_resumed_knows_which_nodes_will_leave(tmp_path):
         assert [n.name for n in live.perform(Run(clocks=10)).nodes] == ["n0", "n2", "n3"]
         with pytest.raises(Rejected, match="Cannot use node 'n1'"):
             live.perform(Reconfigure(replace(made.job.start, policy="asp")))
+
+
+def test_a_job_that_is_resumed_tells_of_what_no_window_told_before(tmp_path):
+    made = spec('nodes = [{ nodes = ["n1"], seconds = 0.1, event = "leaves", notice_seconds = 0.1 }]')
+    kept = []
+    with thread_processes(made, tmp_path) as first, LiveSystem(made, first, None, kept.append, emulates=True) as live:
+        while not idle(live, {"n1"}):
+            time.sleep(0.01)  # and no window
+        live.checkpoint()
+    with (
+        thread_processes(made, tmp_path / "next") as others,
+        LiveSystem(made, others, kept[-1], kept.append, emulates=True) as live,
+    ):
+        seen = [live.perform(Run(clocks=10)) for _ in range(2)]
+        assert [e for w in seen for e in w.events] == [NodeEvent(0.1, "n1", "leaving"), NodeEvent(0.2, "n1", "left")]
+        live.checkpoint()
+    with thread_processes(made, tmp_path / "last") as others, LiveSystem(made, others, kept[-1], emulates=True) as live:
+        assert live.perform(Run(clocks=10)).events == ()  # once
 
 
 def test_a_node_that_joins_later_can_be_used_then(held):

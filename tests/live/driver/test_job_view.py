@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from harness.live.driver.checkpoints.driver_state import KnownNodes
 from harness.live.driver.checkpoints.job_saver import CHECKPOINT_SECONDS, JobSaver
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.driver.view.job_view import JobView
@@ -99,7 +100,7 @@ class RestorePoints:
     def __init__(self, *outcomes):
         self.outcomes, self.saved = list(outcomes), []
 
-    def save(self, branches, running, state):
+    def save(self, branches, running, told, state):
         yield
         if (outcome := self.outcomes.pop(0)) is not None:
             raise outcome
@@ -108,7 +109,7 @@ class RestorePoints:
 
 def test_a_checkpoint_is_due_only_while_the_job_is_idle_and_trains(view, runtime):
     points = RestorePoints()
-    saver = JobSaver(runtime, view, points)
+    saver = JobSaver(runtime, view, points, KnownNodes)
     assert saver.regular(idle=True) is None
     runtime.now = CHECKPOINT_SECONDS + 1
     assert saver.regular(idle=False) is None
@@ -119,7 +120,7 @@ def test_a_checkpoint_is_due_only_while_the_job_is_idle_and_trains(view, runtime
 
 def test_a_checkpoint_is_tried_again_with_the_coordinators_successor(view, runtime):
     points = RestorePoints(KeyError(17), None)
-    saver = JobSaver(runtime, view, points)
+    saver = JobSaver(runtime, view, points, KnownNodes)
     view.performed = 6
     list(saver.save())
     assert points.saved == [{"seconds": 8.0, "exchanges": 6, "branch": 0}]
@@ -127,7 +128,7 @@ def test_a_checkpoint_is_tried_again_with_the_coordinators_successor(view, runti
 
 def test_a_full_disk_is_said_and_the_next_checkpoint_is_made(view, runtime):
     points = RestorePoints(OSError(28, "Cannot write here: the disk is full. Give the same command with --resume."), None)
-    saver = JobSaver(runtime, view, points)
+    saver = JobSaver(runtime, view, points, KnownNodes)
     list(saver.save())
     assert saver.unsaved is not None
     why = "the checkpoint is not written: No space left on device; the job goes on, and the next one is due in 30 s"

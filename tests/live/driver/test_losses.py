@@ -166,6 +166,19 @@ def test_a_resumed_job_gets_back_the_nodes_that_losses_took(processes, tmp_path)
         assert assert_counts(live) == 0
 
 
+def test_a_resumed_job_tells_of_nodes_that_are_back(processes, tmp_path):
+    kept, told = [], []
+    with LiveSystem(SPEC, processes, keep=kept.append) as live:
+        processes.nodes -= {"n1"}
+        processes.kill("worker/n1")
+        while not told:
+            told += live.perform(Run(seconds=0.01)).events
+        live.checkpoint()
+    with thread_processes(SPEC, tmp_path / "next") as others, LiveSystem(SPEC, others, kept[-1]) as live:
+        told += live.perform(Run(clocks=10)).events
+    assert [(e.node, e.event) for e in told] == [("n1", "failed"), ("n1", "joined")]
+
+
 @pytest.mark.parametrize(
     "first", [{}, {"server/n2": "has not received the gradient of worker/n1"}], ids=["computing", "in a view"]
 )
@@ -197,8 +210,8 @@ def test_a_worker_whose_computation_hangs_is_named_and_replaced(processes, monke
         assert first or lost == 0  # a view takes pushes back that a worker replaced then had kept for it
 
 
-def test_a_server_that_hangs_is_replaced_while_a_view_waits_for_it(processes, monkeypatch):
-    """It is heard all the time, as a worker is."""
+def test_a_server_that_hangs_is_named_and_replaced(processes, monkeypatch):
+    """It is heard all the time, as a worker is. That no worker computes is not the workers' fault: they wait for it."""
     goes_on, handle, end, in_vain = threading.Event(), Server._handle, ThreadProcesses._end, []
 
     def hangs(of, *message):
@@ -209,12 +222,13 @@ def test_a_server_that_hangs_is_replaced_while_a_view_waits_for_it(processes, mo
     goes_on.set()
     monkeypatch.setattr(Server, "_handle", hangs)
     monkeypatch.setattr(ThreadProcesses, "_end", lambda made, names: goes_on.set() or end(made, names))
-    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=1.0)) as live:
+    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=4.0)) as live:  # workers ask again after two seconds
         live.perform(Run(clocks=20))
         goes_on.clear()
         assert live.perform(Run(clocks=50)).clocks >= 50
         assert not in_vain
         assert "server/n2 is lost: training waited for it for too long" in history(live)
+        assert not re.search(r"worker/\w+ is lost", history(live))
         until_whole(live)
         assert assert_counts(live) == 0
 

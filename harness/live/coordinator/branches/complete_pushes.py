@@ -17,7 +17,7 @@ from harness.live.coordinator.branches.pending_pushes import PendingPushes
 from harness.live.coordinator.branches.releases import Releases
 from harness.live.coordinator.ledger.ledger import Ledger
 from harness.live.protocol.blocks import blocks_in
-from harness.live.protocol.messages import GradientDone, LossProbed, ProbeLoss, PushStaged
+from harness.live.protocol.messages import BlocksAwaited, GradientDone, LossProbed, ProbeLoss, PushStaged
 
 __all__ = ["CompletePushes"]
 
@@ -42,6 +42,12 @@ class CompletePushes:
             return None
         self._releases.answered(worker)
         return self._try_to_settle(worker, sender)
+
+    def awaited(self, sender: str, head: BlocksAwaited) -> None:
+        """Blocks of a worker's pull are late, or have arrived after all."""
+        worker = self._branches.in_cycle(sender, head.cycle)
+        if worker is not None:
+            self._pending.await_blocks(worker, blocks_in(head.runs))
 
     def staged(self, head: PushStaged) -> CoordinatorBranch | None:
         """A server has parts of a push. Returns the branch if that completes the push."""

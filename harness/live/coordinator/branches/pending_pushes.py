@@ -20,6 +20,7 @@ class PendingPushes:
         self.undecided: dict[int, PushFacts] = {}  # committed pushes that wait for the loss after them
         self._results: dict[int, GradientDone] = {}
         self._staged: dict[int, Blocks] = {}
+        self._late: dict[int, Blocks] = {}
 
     def computed(self, worker: int, result: GradientDone) -> bool:
         """The gradient is computed. Returns False if that was known."""
@@ -49,12 +50,21 @@ class PendingPushes:
             return None
         return self._results.get(worker)
 
+    def await_blocks(self, worker: int, blocks: Blocks) -> None:
+        """These blocks of the worker's pull are late; or none, as they have arrived."""
+        self._late[worker] = blocks
+
+    def awaited(self, worker: int) -> Blocks:
+        """The blocks of the worker's pull that are late."""
+        return self._late.get(worker, frozenset())
+
     def forget(self, worker: int) -> None:
         """The worker's mini-batch is over, or dropped."""
+        self._late.pop(worker, None)
         self.undecided.pop(worker, None)
         self._results.pop(worker, None)
         self._staged.pop(worker, None)
 
     def forget_staged(self) -> None:
-        """A view begins: servers have dropped all staged pushes."""
+        """A view begins: servers have dropped all staged pushes. Late blocks stay late: workers go on with their pulls."""
         self._staged.clear()

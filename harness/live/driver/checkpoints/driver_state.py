@@ -7,6 +7,7 @@ which is replayed before its job is resumed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,9 +17,9 @@ from harness.live.driver.checkpoints.checkpoint_file import DRIVER, Checkpoint
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.protocol.plain_data import packed, unpacked
 from tuners import policies
-from tuners.actions import Cost, Evaluation, Rejected, Setting, Status, SyncPolicy
+from tuners.actions import Cost, Evaluation, NodeEvent, Rejected, Setting, Status, SyncPolicy
 
-__all__ = ["driver_state", "state_as_bytes"]
+__all__ = ["DriverState", "KnownNodes", "driver_state", "state_as_bytes"]
 
 _SAME: tuple[str, ...] = (
     "setting",
@@ -31,6 +32,22 @@ _SAME: tuple[str, ...] = (
     "unseen_rows",
 )
 _SAME += ("evaluations", "latest_evaluation", "changes")
+
+
+class KnownNodes(NamedTuple):
+    """What the tuner knows of nodes."""
+
+    absent: tuple[str, ...] = ()  # nodes that it was told are absent, or will be told by `events`
+    events: tuple[NodeEvent, ...] = ()  # for its next window
+
+
+class DriverState(NamedTuple):
+    """What a checkpoint keeps of the driver."""
+
+    branches: dict[int, DriverBranch]
+    running: int | None
+    rows_taken: dict[int, int]
+    told: KnownNodes
 
 
 class _DriverBranchState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -55,22 +72,23 @@ class _DriverState(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     branches: dict[int, _DriverBranchState]
     running: int | None
     rows_taken: dict[int, int]
+    told: KnownNodes = KnownNodes()
 
 
-def state_as_bytes(branches: Mapping[int, DriverBranch], running: int | None, rows_taken: Mapping[int, int]) -> bytes:
-    """The branches, the one that trains, and the number of rows taken of each."""
+def state_as_bytes(
+    branches: Mapping[int, DriverBranch], running: int | None, rows_taken: Mapping[int, int], told: KnownNodes
+) -> bytes:
+    """The branches, the one that trains, the number of rows taken of each, and what the tuner knows of nodes."""
     rows = {
         number: _DriverBranchState(
             ancestors=branch.ancestors, testing=branch.testing, **{name: getattr(branch, name) for name in _SAME}
         )
         for number, branch in branches.items()
     }
-    return packed(_DriverState(rows, running, dict(rows_taken)))
+    return packed(_DriverState(rows, running, dict(rows_taken), told))
 
 
-def driver_state(
-    begun: Checkpoint, installed: Mapping[int, SyncPolicy]
-) -> tuple[dict[int, DriverBranch], int | None, dict[int, int]]:
+def driver_state(begun: Checkpoint, installed: Mapping[int, SyncPolicy]) -> DriverState:
     """The inverse of `state_as_bytes`, from a checkpoint. `installed`: policies by the exchange that installed them. Raises
     ValueError for a checkpoint that is damaged, or needs a policy that is not among these."""
     try:
@@ -80,7 +98,7 @@ def driver_state(
         raise ValueError(f"Cannot resume: the driver's state in the checkpoint is damaged ({error}).") from None
     if made.keys() != begun.vectors.keys() or found.running not in {None, *made}:
         raise ValueError("Cannot resume: the driver's state in the checkpoint has other branches than the model.")
-    return made, found.running, found.rows_taken
+    return DriverState(made, found.running, found.rows_taken, found.told)
 
 
 def _restored(row: _DriverBranchState, installed: Mapping[int, SyncPolicy]) -> DriverBranch:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from harness.live.driver.checkpoints.driver_state import KnownNodes
 from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.view.job_view import JobView
 from harness.live.processes.runtime import Procedure, Runtime
@@ -19,8 +21,11 @@ CHECKPOINT_SECONDS = 30.0
 class JobSaver:
     """The procedures that make checkpoints."""
 
-    def __init__(self, runtime: Runtime, view: JobView, restore_points: RestorePoints) -> None:
-        self._runtime, self._view, self._restore_points = runtime, view, restore_points
+    def __init__(
+        self, runtime: Runtime, view: JobView, restore_points: RestorePoints, told: Callable[[], KnownNodes]
+    ) -> None:
+        """`told` returns what the tuner knows of nodes now."""
+        self._runtime, self._view, self._restore_points, self._told = runtime, view, restore_points, told
         self.unsaved: OSError | None = None  # why the last checkpoint could not be written
 
     def regular(self, *, idle: bool) -> Procedure | None:
@@ -35,7 +40,7 @@ class JobSaver:
             state = {"seconds": view.now, "exchanges": view.performed, "branch": view.number}
             with suppress(KeyError):  # the coordinator has died: try again with its successor
                 try:
-                    yield from self._restore_points.save(view.branches, view.running, state)
+                    yield from self._restore_points.save(view.branches, view.running, self._told(), state)
                     self.unsaved = None
                 except OSError as error:  # a full disk: the job goes on, and the next checkpoint is tried when it is due
                     self.unsaved = error

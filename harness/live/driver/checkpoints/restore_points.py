@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.live.driver.checkpoints.checkpoint_file import COORDINATOR, DRIVER, Checkpoint
-from harness.live.driver.checkpoints.driver_state import state_as_bytes
+from harness.live.driver.checkpoints.driver_state import KnownNodes, state_as_bytes
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.worker.spec import Spec
@@ -71,7 +71,9 @@ class RestorePoints:
         """None if the branch had this policy at the checkpoint: the policy then continues with its state of then."""
         return None if self._policies.get(number) is policy else policy
 
-    def save(self, branches: Mapping[int, DriverBranch], running: int | None, state: Mapping[str, Any]) -> Procedure:
+    def save(
+        self, branches: Mapping[int, DriverBranch], running: int | None, told: KnownNodes, state: Mapping[str, Any]
+    ) -> Procedure:
         """Make a checkpoint while training continues. Resuming from it loses nothing and counts nothing twice. It is exact
         if no worker is within a mini-batch; otherwise `StateRequests.begin_from` says what holds.
 
@@ -80,7 +82,7 @@ class RestorePoints:
         runtime, coordinator = self._runtime, self._runtime.coordinator
         index = coordinator.snapshot(save=True)
         # Taken now and not when the snapshot is durable: both must be of the same moment.
-        driver = state_as_bytes(branches, running, runtime.rows_taken)
+        driver = state_as_bytes(branches, running, runtime.rows_taken, told)
         policies = {number: branch.policy for number, branch in branches.items()}
         yield from runtime.wait_durable(index)
         tensors = {COORDINATOR: _as_tensor(coordinator.checkpoint(index)), DRIVER: _as_tensor(driver)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from harness.live.driver.checkpoints.driver_state import KnownNodes
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Runtime
@@ -62,6 +63,21 @@ class Losses:
             self.absent.add(event.node)
         if news:
             self.node_events.append(event)
+
+    @property
+    def told(self) -> KnownNodes:
+        """What the tuner knows of nodes, for the process that resumes the job."""
+        return KnownNodes(tuple(sorted(self.absent)), tuple(self.node_events))
+
+    def resume(self, told: KnownNodes, seconds: float) -> None:
+        """Go on from what the tuner knew at a checkpoint. What has changed until the job goes on, at this time of it, is
+        told with the next window. Raises ValueError for a node that the job does not have."""
+        if unknown := {*told.absent, *(e.node for e in told.events)} - set(self._nodes):
+            raise ValueError(f"Cannot resume: the checkpoint has a node {min(unknown)!r}, and the job has none.")
+        absent, self.absent, self.node_events = self.absent, set(told.absent), list(told.events)
+        for node in self._nodes:
+            if (node in absent) != (node in told.absent):
+                self.tell(NodeEvent(seconds, node, "failed" if node in absent else "joined"))
 
     def look(self) -> tuple[str, ...]:
         """Nodes that have lost their machine since the last time. Of those without processes, no lost process tells."""
