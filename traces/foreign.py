@@ -111,8 +111,13 @@ def read_csv(path: Path, table: TableRules, *, header: bool = True, ends: bool =
     return typed(read_texts(path, names=None if header else list(table.columns), ends=ends, index=index), table, path)
 
 
-def read_texts(path: Path, *, names: list[str] | None = None, ends: bool = True, index: str = "") -> pl.DataFrame:
-    """All columns of a CSV file as texts. `names` are those of its columns where it has no header; else as `read_csv`."""
+def read_texts(
+    path: Path, *, names: list[str] | None = None, ends: bool = True, index: str = "", full_rows: bool = False
+) -> pl.DataFrame:
+    """All columns of a CSV file as texts. `names` are those of its columns where it has no header; else as `read_csv`.
+
+    With `full_rows`, a row with fewer fields than the first line is refused. Else its missing fields are null.
+    """
     header = names is None
     data = bytes_of(path)
     _check_text(data, path)
@@ -127,6 +132,8 @@ def read_texts(path: Path, *, names: list[str] | None = None, ends: bool = True,
         frame = pl.read_csv(io.BytesIO(data), has_header=header, infer_schema=False, new_columns=names)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise _ragged(data, path, header, str(error)) from None
+    if full_rows:
+        _check_full(data, path, header)
     if index and frame.columns[0] == "":
         frame = frame.rename({"": index})
     if frame.height > _MOST_ROWS:
@@ -175,18 +182,39 @@ def _check_text(data: bytes, path: Path) -> None:
             raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
 
 
+def _check_full(data: bytes, path: Path, header: bool) -> None:
+    """Raise TraceError at the first row that has fewer fields than the first line, as the last row of a file cut short."""
+    lines = [line for line in data.splitlines() if line.strip()]
+    if b'"' not in data and data.count(b",") == lines[0].count(b",") * len(lines):
+        return  # counted without parsing, which would take a minute for a large file
+    try:
+        found = _uneven_row(data)
+    except csv.Error:
+        return  # Polars could read it
+    if found:
+        row, fields, width = found
+        cut = ": is the file cut short?" if fields < width else "."
+        raise fault(path, f"it has {fields} fields, and the first line has {width}{cut}", row=row + (not header))
+
+
 def _ragged(data: bytes, path: Path, header: bool, why: str) -> TraceError:
     """The error for a CSV file that cannot be parsed: the first row with another number of fields, if there is one."""
-    csv.field_size_limit(_LONGEST_LINE)
     try:
-        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
-        width = len(next(rows))
-        for row, fields in enumerate(rows):
-            if len(fields) != width:
-                return fault(path, f"it has {len(fields)} fields, and the first line has {width}.", row=row + (not header))
+        if found := _uneven_row(data):
+            row, fields, width = found
+            return fault(path, f"it has {fields} fields, and the first line has {width}.", row=row + (not header))
     except (csv.Error, StopIteration) as error:
         why = str(error) or why
     return fault(path, f"it is no CSV file that can be read ({why.splitlines()[0][:200]}).")
+
+
+def _uneven_row(data: bytes) -> tuple[int, int, int] | None:
+    """The first row after the first line with another number of fields: which row, from 0, its fields, and those of the
+    first line. Empty lines do not count as such."""
+    csv.field_size_limit(_LONGEST_LINE)
+    rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+    width = len(next(rows))
+    return next(((row, len(fields), width) for row, fields in enumerate(rows) if fields and len(fields) != width), None)
 
 
 # -------------------------------------------------------------------------------------------------------------- Parquet

@@ -4,7 +4,8 @@ A file is named after its table (`iterations.csv`, `runs.jsonl`) and has that ta
 left out, an empty field, and NaN mean: not recorded. Left out may also be `run`, where everything is of one run, which is
 then named after the folder; `branch`, which is 0; and the whole table `runs`. Rows may be in the order of workers, with a
 log after the other, as long as the time of each worker does not run backwards. Whole numbers may be written as 4.0, as
-programs do whose columns have gaps; policies as TensorFlow calls them (sync, async), which are bsp and asp.
+programs do whose columns have gaps; policies as TensorFlow calls them (sync, async), which are bsp and asp. Durations that
+are negative by rounding, as differences of times may be, count as 0.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _WAYS_OUT = {  # what to write instead, by column
     "worker": "number the workers of a run, from 0",
     "clock": "number the iterations of each worker, from 0",
 }
+_ROUNDING_SECONDS = 1e-6  # by which a difference of two times may be below 0: a Unix time in a float has steps of 2.4e-7
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
 
 
@@ -84,7 +86,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     rules = TRACE[name]
     if file.suffix.lower() == ".csv":
         _check_divided(file)
-    texts = json_lines(file) if file.suffix.lower() == ".jsonl" else read_texts(file, ends=False)
+    texts = json_lines(file) if file.suffix.lower() == ".jsonl" else read_texts(file, ends=False, full_rows=True)
     texts = texts.rename({c: c.strip() for c in texts.columns})
     for column in texts.columns:
         if column not in rules.columns:
@@ -102,7 +104,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     whole = recorded.with_columns(pl.lit(value, pl.String).alias(c) for c, value in absent.items()).select(
         list(rules.columns)
     )
-    frame = typed(whole, rules._replace(key=(), time=""), file, _WAYS_OUT)
+    frame = _without_rounding(typed(whole, _rounded(rules)._replace(key=(), time=""), file, _WAYS_OUT), rules)
     for column, parse in _PARSERS.items():
         if column in frame.columns:
             _check_parsed(frame[column], parse, file)
@@ -113,6 +115,21 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     check(frame, rules, file)
     check_units(frame.lazy(), rules, file)
     return frame
+
+
+def _durations(rules: TableRules) -> list[str]:
+    return [name for name in rules.columns if name.endswith("_seconds")]
+
+
+def _rounded(rules: TableRules) -> TableRules:
+    """The rules, but durations may be negative by rounding."""
+    allowed = {name: rules.columns[name]._replace(low=-_ROUNDING_SECONDS) for name in _durations(rules)}
+    return rules._replace(columns={**rules.columns, **allowed})
+
+
+def _without_rounding(frame: pl.DataFrame, rules: TableRules) -> pl.DataFrame:
+    """The frame with 0 for durations that are negative by rounding."""
+    return frame.with_columns(pl.col(name).clip(lower_bound=0.0) for name in _durations(rules))
 
 
 def _plain_words(columns: Sequence[str], rules: TableRules) -> list[pl.Expr]:

@@ -22,6 +22,7 @@ class TraceSummary:
     rows: dict[str, int]  # by table, for tables that exist
     runs: dict[str, int]  # number of runs, by table
     iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, mean_*, idle_share
+    impossible: pl.DataFrame  # iterations (run, worker, clock, compute_seconds, since) that computed longer than they took
 
 
 def summarise(folder: Path) -> TraceSummary:
@@ -34,7 +35,24 @@ def summarise(folder: Path) -> TraceSummary:
     iterations = _iterations(folder)
     if iterations.height:
         rows["iterations"], runs["iterations"] = int(iterations["iterations"].sum()), iterations.height
-    return TraceSummary(origin(folder), manifest(folder) is not None, rows, runs, iterations)
+    return TraceSummary(origin(folder), manifest(folder) is not None, rows, runs, iterations, _impossible(folder))
+
+
+def _impossible(folder: Path) -> pl.DataFrame:
+    """Iterations whose computing was more than twice the time since their worker's push before, `since`.
+
+    Nothing says so of an iteration without such a push. Times may be rounded: to their least difference within the run.
+    """
+    by = ("run", "branch", "worker")
+    pushes = scan(folder, "iterations").select(*by, "clock", "seconds", "compute_seconds").filter(
+        pl.col("seconds").is_not_null()
+    )  # fmt: skip
+    steps = pushes.select("run", "seconds").unique().sort("run", "seconds")
+    rounding = steps.group_by("run").agg(pl.col("seconds").diff().min().fill_null(0.0).alias("rounding"))
+    timed = pushes.sort(*by, "seconds", maintain_order=True).with_columns(pl.col("seconds").diff().over(by).alias("since"))
+    longer = pl.col("compute_seconds") > 2 * (pl.col("since") + pl.col("rounding"))
+    found = timed.join(rounding, on="run").filter(longer).sort("run", "seconds")
+    return found.select("run", "worker", "clock", "compute_seconds", "since").collect()
 
 
 def _iterations(folder: Path) -> pl.DataFrame:

@@ -252,6 +252,13 @@ def _described(summary: TraceSummary) -> str:
         lines.append(f"{run['run']}: {count}{rate}{mean}{idle}")
     if summary.iterations.height > 20:
         lines.append(f"... and {summary.iterations.height - 20:,} runs more")
+    if summary.impossible.height:
+        count = _counted(summary.impossible.height, "iteration")
+        run, worker, clock, computed, since = summary.impossible.row(0)
+        lines.append(
+            f"note: {count} cannot have computed as long as the trace says. The first: run {run!r}, worker {worker}, clock "
+            f"{clock}: {computed:.4g} s, within {since:.4g} s since the worker's push before. Leave out wrong times."
+        )
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from traces.parts import check_trace, origin, scan
 from traces.plausible import TraceError
 from traces.schema import TRACE
 from traces.shipped import locate
+from traces.summary import summarise
 
 ITERATIONS = "seconds,worker,clock,compute_seconds,loss\n" + "".join(
     f"{0.25 * (c + 1) + worker / 100:.2f},{worker},{c},{'NaN' if c == 3 else 0.2},\n" for worker in (0, 1) for c in range(10)
@@ -129,6 +130,18 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "it would be left out: write the table as CSV or as JSON lines, runs.csv or .jsonl.",
         ),
         ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
+        (
+            {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,0.25\n\n2,0,1"},
+            "iterations.csv, row 3: it has 3 fields, and the first line has 4: is the file cut short?",
+        ),
+        (
+            {"runs_csv": 'run,workload,seconds\n"a,b",c,1\n"d,e",f'},
+            "row 2: it has 2 fields, and the first line has 3: is the file cut short?",
+        ),
+        (
+            {"iterations_csv": "seconds,worker,clock,wait_seconds\n1,0,0,-0.001\n"},
+            "the value is -0.001, which is below",
+        ),
     ],
 )
 def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -136,6 +149,24 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
         converted(tmp_path, **files)
     assert said in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_durations_that_are_negative_by_rounding_are_zero(tmp_path: Path) -> None:
+    """Waiting is often written as the rest of a step, a difference of floats: 0.3 - 0.1 - 0.2 is below 0."""
+    rows = f"seconds,worker,clock,wait_seconds\n1,0,0,{0.3 - 0.1 - 0.2}\n2,0,1,-2.4e-7\n3,0,2,\n4,0,3,0.5\n"
+    pushes = scan(converted(tmp_path, iterations_csv=rows, settings_csv=SETTINGS), "iterations").collect()
+    assert pushes["wait_seconds"].to_list() == [0.0, 0.0, None, 0.5]
+
+
+def test_a_summary_tells_of_iterations_that_cannot_have_computed_so_long(tmp_path: Path) -> None:
+    """Outliers of a log. Whole seconds are no such: two iterations of 0.9 s may end in the same second."""
+    times = [0.9, 0.9, 9.0, 0.9, 0.9]
+    rows = "".join(f"fine,{0.95 * (c + 1)},0,{c},{t}\n" for c, t in enumerate(times))
+    rows += "".join(f"whole,{int(0.95 * (c + 1))},0,{c},0.9\n" for c in range(5))
+    trace = converted(tmp_path, iterations_csv="run,seconds,worker,clock,compute_seconds\n" + rows)
+    found = summarise(trace).impossible
+    assert found.select("run", "worker", "clock", "compute_seconds").rows() == [("fine", 0, 2, 9.0)]
+    assert found["since"][0] == pytest.approx(0.95)
 
 
 def test_numbers_of_workers_may_have_gaps(tmp_path: Path) -> None:
@@ -156,6 +187,13 @@ def test_whole_numbers_with_a_fraction_of_zeros_and_policies_of_tensorflow(tmp_p
     assert found["workers"].to_list() == [1, 2, 3, 4, 5, 6]
     assert found["servers"].to_list() == [2] * 6
     assert found["policy"].to_list() == ["bsp", "asp", "bsp", "asp", "ring", None]
+
+
+def test_the_command_says_which_times_are_impossible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "iterations.csv").write_text(ITERATIONS.replace("0.2,\n", "40,\n", 2).replace("40", "0.2", 1))
+    assert main(["trace", "convert", str(tmp_path / "iterations.csv"), "--out", str(tmp_path / "one")]) == 0
+    said = "note: 1 iteration cannot have computed as long as the trace says. The first: run"
+    assert said in capsys.readouterr().out
 
 
 def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
