@@ -48,6 +48,7 @@ def compare(
     address: str = "",
     out: str | Path | None = None,
     resume: bool = False,
+    replace: str | Sequence[str] = (),
     record: bool = False,
     calibration_draws: int = 0,
     progress: bool = True,
@@ -61,8 +62,9 @@ def compare(
         jobs: processes; by default one per core. Results do not depend on it.
         address: a Ray cluster that makes the runs: HOST:PORT, or "auto".
         out: folder for the results; by default they exist as long as the returned object.
-        resume: continue the comparison in `out`, if there is one, also with more scenarios, tuners or seeds. Functions are
-            then taken to be what they were.
+        resume: continue the comparison in `out`, if there is one, also with more scenarios, tuners or seeds. Functions of
+            a notebook are then taken to be what they were; a tuner in a file that has changed is refused.
+        replace: with `resume`, names of tuners whose runs are made again, because their code has changed.
         record: write a trace for every run, too.
         calibration_draws: play scenarios of calibrated constants also under this many draws of them, to see which ranks
             hold.
@@ -86,6 +88,7 @@ def compare(
                 jobs=jobs,
                 address=address,
                 resume=resume,
+                replace=[replace] if isinstance(replace, str) else replace,
                 record=record,
                 calibration_draws=_whole("calibration_draws", calibration_draws),
                 watch=watch or (lambda _: None),

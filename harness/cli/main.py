@@ -164,6 +164,12 @@ def _add_compare(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     compare.add_argument(
         "--resume", action="store_true", help="continue the comparison in DIR, also with more scenarios, tuners or seeds"
     )
+    compare.add_argument(
+        "--replace",
+        default="",
+        metavar="NAME,...",
+        help="with --resume: make the runs of these tuners again; their code changed",
+    )
     compare.add_argument("--record", action="store_true", help="write a trace for every run")
     compare.add_argument(
         "--calibration-draws",
@@ -227,6 +233,7 @@ def _compare(options: argparse.Namespace) -> int:
                 address=options.address,
                 device=options.device,
                 resume=options.resume,
+                replace=tuner_names(options.replace) if options.replace else (),
                 record=options.record,
                 calibration_draws=options.calibration_draws,
                 watch=watch,

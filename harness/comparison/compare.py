@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from harness.comparison import oracle_cache, pool, results, results_folder
+from harness.comparison.own_files import digests_of_scenarios, digests_of_tuners
 from harness.comparison.plan import oracle_tasks, planned
 from harness.comparison.run_process import Done, Progress, Task
 from harness.scenario import Scenario
@@ -75,6 +76,7 @@ def compare(
     address: str = "",
     device: str = "cpu",
     resume: bool = False,
+    replace: Sequence[str] = (),
     record: bool = False,
     calibration_draws: int = 0,
     watch: Callable[[Event], None] = lambda _: None,
@@ -84,26 +86,30 @@ def compare(
     """Score `tuners` on `scenarios`, on each scenario's own number of seeds or on `seeds`, and write the results to `out`.
 
     A tuner is a name or an `Entry`, which can hold a function of the caller's; cloudpickle sends it to the processes.
-    `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. JAX
-    computes on `device` (cpu, cuda, rocm, tpu); results on another device may differ in a gradient's last digit. With
-    `record`, every run also writes a trace. Each scenario is also played under `calibration_draws` draws of its
-    calibrated constants, on the same seeds. `watch` is called with every event. `system` names a function of (scenario,
-    seed, start) that makes the system. `work` makes the runs in another way: live ones, for example. Raises ValueError,
-    before anything is run or written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder
-    contains something else; OSError if the disk is full; RuntimeError if no worker process can be started. Runs that are
+    `jobs` runs are made at a time on this machine, or, if `address` names a Ray cluster, one on each of its cores. With
+    `resume`, runs of the tuners that `replace` names are made again, because their code has changed. JAX computes on
+    `device` (cpu, cuda, rocm, tpu); results on another device may differ in a gradient's last digit. With `record`, every
+    run also writes a trace. Each scenario is also played under `calibration_draws` draws of its calibrated constants, on
+    the same seeds. `watch` is called with every event. `system` names a function of (scenario, seed, start) that makes the
+    system. `work` makes the runs in another way: live ones, for example. Raises ValueError, before anything is run or
+    written, if a scenario, tuner or cluster does not exist or does not fit, or if the folder contains something else, runs
+    of other code among it; OSError if the disk is full; RuntimeError if no worker process can be started. Runs that are
     finished by then are kept.
     """
     if jobs < 1:
         raise ValueError(f"Cannot use {jobs} jobs: give at least 1.")
     entries = tuple(t if isinstance(t, Entry) else resolve(t) for t in tuners)
+    _check_replaced(replace, entries, resume=resume)
     # Before the plan, which may play reference runs of drawn scenarios for minutes.
     results_folder.check_folder(out, resume=resume)
     plan = planned(scenarios, entries, seeds, system, calibration_draws, record=record)
     if device != _CPU:
         _check_device(device, address)
     manifest = plan.manifest(seeds) | ({"device": device} if work is None else {"system": "live"})
+    own = {"own_tuners": digests_of_tuners(plan.entries), "own_files": digests_of_scenarios(plan.scenarios)}
+    manifest |= {key: found for key, found in own.items() if found}
     pool_ = _pool(jobs, address, device) if work is None else nullcontext(work)
-    with pool_ as made, results_folder.claimed(out, manifest, plan.scenarios, resume=resume):
+    with pool_ as made, results_folder.claimed(out, manifest, plan.scenarios, resume=resume, replace=replace):
         left = [t for t in plan.tasks if not results_folder.is_made(out, t)]
         runs = len(plan.tasks)
         try:
@@ -120,6 +126,17 @@ def compare(
             # Also after an interruption or a full disk: the tables then have the runs that are finished.
             results_folder.clean(out)
             results.assemble(out)
+
+
+def _check_replaced(names: Sequence[str], entries: Sequence[Entry], *, resume: bool) -> None:
+    """Raise ValueError unless the tuners whose runs are to be made again are compared, and are no references."""
+    if names and not resume:
+        raise ValueError(
+            f"Cannot make the runs of {names[0]!r} again: --replace is for a folder that --resume goes on with."
+        )
+    contestants = [entry.name for entry in entries if entry.contestant]
+    if strange := [name for name in names if name not in contestants]:
+        raise ValueError(f"Cannot make the runs of {strange[0]!r} again: choose of {', '.join(contestants) or 'no tuners'}.")
 
 
 def _make(

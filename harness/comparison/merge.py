@@ -20,6 +20,9 @@ __all__ = ["ComparisonFolder", "check_same", "merge"]
 _SAME = {"harness": None, "schema": None, "device": "cpu"}
 """Keys of the manifest that must be equal, and what a manifest without the key means: others may give other bytes."""
 
+_OWN = {"own_tuners": "versions of tuner", "own_files": "files of scenario"}
+"""Keys of the manifest with digests by name, and what they are of."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFolder:
@@ -89,6 +92,12 @@ def check_same(first: ComparisonFolder, other: ComparisonFolder) -> None:
             raise ValueError(
                 f"Cannot merge {other.folder} with {first.folder}: {key} is {b} there and {a} here. Run one of them again."
             )
+    for own, what in _OWN.items():
+        ours, theirs = (part.manifest.get(own, {}) for part in (first, other))
+        if changed := [name for name in ours if name in theirs and ours[name] != theirs[name]]:
+            raise ValueError(
+                f"Cannot merge {other.folder} with {first.folder}: {what} {changed[0]!r} differ. Run one of them again."
+            )
     for name, text in other.scenarios.items():
         if name in first.scenarios and first.scenarios[name] != text:
             where = _difference(first, other, name)
@@ -149,5 +158,8 @@ def _manifest(parts: Sequence[ComparisonFolder]) -> dict[str, Any]:
     if draws := [part.manifest["draws"] for part in parts if "draws" in part.manifest]:
         bases = dict.fromkeys(base for one in draws for base in one)
         made["draws"] = {b: list(dict.fromkeys(n for one in draws for n in one.get(b, []))) for b in bases}
+    for own in _OWN:
+        if found := {name: each for part in parts for name, each in part.manifest.get(own, {}).items()}:
+            made[own] = found
     made["seeds"] = max(made["seeds_of"].values())
     return made

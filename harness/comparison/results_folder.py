@@ -26,6 +26,7 @@ __all__ = ["check_folder", "claimed", "clean", "is_made", "move_into_place", "wi
 
 _CPU = "cpu"
 _MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
+_OWN = ("own_tuners", "own_files")  # entries with digests, which are compared one by one
 _UNLESS_GIVEN: dict[str, Any] = {"draws": {}}  # of entries that a manifest may leave out
 
 
@@ -43,11 +44,16 @@ def check_folder(out: Path, *, resume: bool) -> bool:
 
 
 @contextmanager
-def claimed(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scenario], *, resume: bool) -> Iterator[None]:
-    """Create the folder `out`, or check that its results belong to this comparison; lock it meanwhile."""
+def claimed(
+    out: Path, manifest: dict[str, Any], scenarios: Sequence[Scenario], *, resume: bool, replace: Sequence[str] = ()
+) -> Iterator[None]:
+    """Create the folder `out`, or check that its results belong to this comparison; lock it meanwhile.
+
+    Finished runs of the tuners `replace` are deleted, so that they are made again.
+    """
     fresh = check_folder(out, resume=resume)
     if not fresh:
-        _check_goes_on(out, manifest, scenarios)
+        _check_goes_on(out, manifest, scenarios, replace)
     try:
         (out / "scenarios").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,16 +71,20 @@ def claimed(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scenario], 
                 store.write_bytes(kept, scenario.text.encode())
         if fresh or _read_manifest(out) != manifest:
             store.write_bytes(out / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        for scenario, tuner in ((s, t) for s in scenarios for t in replace):
+            shutil.rmtree(results.run_folder(out, scenario.name, tuner, 0).parent, ignore_errors=True)
         clean(out)
         yield
     finally:
         os.close(lock)
 
 
-def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scenario]) -> None:
-    """Raise ValueError unless the results in `out` are a part of this comparison."""
+def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scenario], replace: Sequence[str]) -> None:
+    """Raise ValueError unless the results in `out`, without those of the tuners `replace`, are a part of this comparison."""
     found = _read_manifest(out)
     for key in {**manifest, **found}:
+        if key in _OWN:
+            continue
         before, wanted = found.get(key, _UNLESS_GIVEN.get(key)), manifest.get(key)
         if not (_within(before, wanted) if key in _MAY_GROW else before == wanted):
             if key in _MAY_GROW:
@@ -91,6 +101,20 @@ def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scen
             raise ValueError(
                 f"Cannot go on with {out}: scenario {scenario.name!r} has changed since. Name another folder with --out, "
                 f"or go back to the scenario as it is in {kept}."
+            )
+    before, now = ({key: made.get(key, {}) for key in _OWN} for made in (found, manifest))
+    for scenario_name, files in before["own_files"].items():
+        for file, digest in files.items():
+            if now["own_files"].get(scenario_name, {}).get(file) != digest:
+                raise ValueError(
+                    f"Cannot go on with {out}: {file}, which scenario {scenario_name!r} names, has changed since. Name "
+                    "another folder with --out, or go back to the file as it was."
+                )
+    for tuner, digest in before["own_tuners"].items():
+        if tuner not in replace and now["own_tuners"].get(tuner, digest) != digest:
+            raise ValueError(
+                f"Cannot go on with {out}: the code of tuner {tuner!r} has changed since its runs were made. Make them "
+                f"again by `harness compare --resume --replace '{tuner}'`, or name another folder with --out."
             )
 
 
