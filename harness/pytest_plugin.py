@@ -76,7 +76,8 @@ class Contest:
         """Run the job of `scenario` under `tuner` once per seed (0, 1, ... for a number) and score it.
 
         Tuner and scenario are named as on the command line, or are a factory and a `Scenario`. pytest-benchmark reports the
-        first call of a test. Raises ValueError if a name is unknown, RuntimeError if a run fails.
+        first call of a test. Raises ValueError if a name is unknown, or `best_fixed`, which is chosen after many runs;
+        RuntimeError if a run fails.
         """
         name, factory = _named(tuner)
         which = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
@@ -139,9 +140,9 @@ def _name_of(scenario: Any) -> str:
 def _named(tuner: str | TunerFactory) -> tuple[str, TunerFactory]:
     if not isinstance(tuner, str):
         return getattr(tuner, "__name__", repr(tuner)), tuner
-    from tuners import resolve
+    from tuners import resolve_contestant
 
-    entry = resolve(tuner)
+    entry = resolve_contestant(tuner)
     return entry.name, entry.factory
 
 

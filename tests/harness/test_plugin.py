@@ -145,6 +145,7 @@ def test_a_tuner_that_fails_fails_the_test(tmp_path):
     [
         ("cruize", "digits", 1, "Did you mean 'cruise'"),
         ("fixed", "digitz", 1, "No scenario 'digitz'"),
+        ("best_fixed", "digits", 1, "Cannot play 'best_fixed' alone: it is the best of many runs"),
         ("fixed", "digits", 0, "with no seeds"),
         ("fixed", "digits", [], "with no seeds"),
     ],

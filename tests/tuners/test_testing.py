@@ -306,8 +306,32 @@ def test_a_tuner_that_thinks_for_ever_is_told_so():
         while True:
             pass
 
-    with pytest.raises(AssertionError, match=r"It thinks for more than 0\.1 s without asking anything"):
-        check_tuner(forever, thinking_limit_seconds=0.1)
+    started = []
+
+    def counted(job):
+        started.append(job.name)
+        return forever(job)
+
+    with pytest.raises(AssertionError, match=r"It thinks for more than 0\.1 s without asking anything") as said:
+        check_tuner(counted, thinking_limit_seconds=0.1)
+    assert len(started) == 1, "the limit is a minute by default, and nobody waits for it on every toy"
+    assert "times more" not in str(said.value)
+
+
+def test_the_checks_end_where_a_tuner_thinks_for_ever_after_a_refusal():
+    started = []
+
+    def stuck(job):
+        started.append(job.name)
+        try:
+            yield from Reconfigure(job.start)
+        except Rejected:
+            while True:
+                pass
+
+    with pytest.raises(AssertionError, match=r"with exchange 0 .* refused: It thinks for more than 0\.1 s"):
+        check_tuner(stuck, thinking_limit_seconds=0.1)
+    assert len(started) == 4  # as it is, a second time, replayed, and refused
 
 
 def test_a_tuner_without_source_passes_the_look_at_it():

@@ -18,7 +18,7 @@ from tuners.entries import entry_of
 from tuners.testing.exchange_log import Exchanged, exchanges, name_of, started
 from tuners.testing.source import actions_in, check_source
 from tuners.testing.toys import toys
-from tuners.thinking import next_action
+from tuners.thinking import ThinkingLimitError, next_action
 
 __all__ = ["CheckedTuner", "check_tuner"]
 
@@ -70,7 +70,7 @@ def check_tuner(
 
     `systems` has, by name, functions that make a new system from a seed; the default is the toys. The tuner makes at most
     `most` exchanges on each, and thinks about one for `thinking_limit_seconds` of the host at most (checked only in the main
-    thread). Of several faults, each kind is named once.
+    thread; the checks end there). Of several faults, each kind is named once.
     """
     try:
         entry_of(factory)
@@ -87,7 +87,10 @@ def check_tuner(
         if log is not None:
             asked.update(type(e.action).__name__ for e in log)
             for rule in (check.does_what_it_says, check.is_deterministic, check.replays, check.survives_refusals):
-                _checked(faults, rule, log)
+                if not _thinks_too_long(faults):
+                    _checked(faults, rule, log)
+        if _thinks_too_long(faults):
+            break  # it would take the whole limit on each of the other systems, too
         runs, made, refused = runs + check.runs, made + check.exchanges, refused + check.refused
     if faults:
         raise AssertionError(_in_words(faults)) from faults[0].__cause__
@@ -104,6 +107,10 @@ def _checked(faults: list[AssertionError], check: Callable[..., T], *given: Any)
     except AssertionError as error:
         faults.append(error)
         return None
+
+
+def _thinks_too_long(faults: list[AssertionError]) -> bool:
+    return bool(faults) and isinstance(getattr(faults[-1].__cause__, "__cause__", None), ThinkingLimitError)
 
 
 def _in_words(faults: list[AssertionError]) -> str:
