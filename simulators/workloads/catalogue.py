@@ -255,20 +255,33 @@ def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None
     _check_data(name, job, path)
     if job.model is None or job.data is None:
         return None
-    return _proxy(job.model, job.data, None if path is None else str(path.resolve()))
+    return _proxy(job.model, job.data, "" if path is None else str(path.resolve()), _state(path))
+
+
+def _state(path: Path | None) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of the files at a path, which differ where data was written again."""
+    if path is None or not path.exists():
+        return ()
+    found = ((str(file), file.stat()) for file in (sorted(path.iterdir()) if path.is_dir() else [path]))
+    return tuple((name, seen.st_size, seen.st_mtime_ns) for name, seen in found)
 
 
 @cache
-def _proxy(model: Model, source: Source, path: str | None) -> Proxy:
+def _proxy(model: Model, source: Source, path: str, state: tuple[tuple[str, int, int], ...]) -> Proxy:
     # Imported here, so that listing the workloads does not import JAX.
     from simulators.workloads import models
 
-    return models.make_proxy(model, dataset(source, path or ""))
+    return models.make_proxy(model, _dataset(source, path, state))
+
+
+def dataset(source: Source, path: str = "") -> Any:
+    """The `datasets.Dataset` of a data table; `path` is the place of its files, if it reads any."""
+    return _dataset(source, path, _state(Path(path)) if path else ())
 
 
 @cache
-def dataset(source: Source, path: str = "") -> Any:
-    """The `datasets.Dataset` of a data table; `path` is the place of its files, if it reads any."""
+def _dataset(source: Source, path: str, state: tuple[tuple[str, int, int], ...]) -> Any:
+    del state  # it is a part of the cache's key
     from simulators.workloads import datasets, files
 
     fields = msgspec.structs.asdict(source)

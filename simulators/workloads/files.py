@@ -126,12 +126,14 @@ def npz(path: Path | str, *, valid_share: float = 0.2, seed: int = 0) -> Dataset
     if len(arrays) < 2:
         raise ValueError(f"Cannot use {path}: it has {names}; expected x, the features, and y, the labels.")
     x, y = arrays["x"], arrays["y"]
-    numbers = np.issubdtype(x.dtype, np.number) or x.dtype == bool
+    numbers = np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating) or x.dtype == bool
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or not numbers:
         raise ValueError(
-            f"Cannot use {path}: x is {x.shape} of {x.dtype}, y is {y.shape}; expected n samples of numbers, [n, ...], "
-            "and n labels."
+            f"Cannot use {path}: x is {x.shape} of {x.dtype}, y is {y.shape}; expected n samples of real numbers, "
+            "[n, ...], and n labels."
         )
+    if not x.size:
+        raise ValueError(f"Cannot use {path}: x is {x.shape}, which holds no numbers; expected n samples, [n, ...].")
     return _classified(path, x.reshape(len(x), -1), y, x.shape[1:], valid_share, seed)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from simulators.workloads import datasets, files
+from simulators.workloads import catalogue, datasets, files
 from simulators.workloads.data_tables import EmbeddedClicks
 from traces.shipped import locate
 
@@ -433,6 +434,9 @@ def test_npz_holds_out_a_share_of_each_class(tmp_path):
         ({"x": np.array([["a"], ["b"]]), "y": np.arange(2)}, r"of <U1"),
         ({"x": np.array([[np.nan], [1.0], [2.0], [1.0]]), "y": np.array([0, 1, 0, 1])}, r"some features are not finite"),
         ({"x": np.zeros((4, 2)), "y": np.zeros(4)}, r"1 different labels in 4 samples"),
+        ({"x": np.zeros((4, 2), complex), "y": np.arange(4)}, r"of complex128, .*expected n samples of real numbers"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, r"x is \(0, 2\), which holds no numbers"),
+        ({"x": np.zeros((4, 0)), "y": np.arange(4) % 2}, r"x is \(4, 0\), which holds no numbers"),
         ({"x": np.array([[None], [1]], object), "y": np.arange(2)}, r"Cannot read .* as \.npz: .*write it by numpy\.savez"),
     ],
 )
@@ -440,6 +444,27 @@ def test_unfit_npz(tmp_path, arrays, told):
     np.savez(tmp_path / "mine.npz", **arrays)
     with pytest.raises(ValueError, match=told):
         files.npz(tmp_path / "mine.npz")
+
+
+def test_data_that_was_written_again_is_read_again(tmp_path):
+    """As in a notebook, whose process stays: the proxy of a path was kept for ever."""
+    tables = {
+        "mine": {
+            "summary": "s",
+            "source": "s",
+            "demand": {"model_bytes": 1e6, "sample_seconds": 0.1},
+            "model": {"kind": "logistic"},
+            "data": {"kind": "npz"},
+        }
+    }
+    first = np.arange(40.0).reshape(20, 2)
+    for x in (first, first + 1, np.zeros((30, 3))):
+        np.savez(tmp_path / "mine.npz", x=x, y=np.arange(len(x)) % 2)
+        os.utime(tmp_path / "mine.npz", ns=(0, int(x.sum()) + len(x)))  # a coarse clock may not tell two writes apart
+        proxy = catalogue.workload("mine", data=tmp_path / "mine.npz", tables=tables).proxy
+        rows = np.concatenate([proxy.train[0], proxy.valid[0]])
+        assert np.array_equal(np.sort(rows, axis=0), np.sort(x.astype(np.float32), axis=0))
+        assert catalogue.workload("mine", data=tmp_path / "mine.npz", tables=tables).proxy is proxy
 
 
 def test_damaged_and_missing_npz(tmp_path):
