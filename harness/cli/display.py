@@ -77,10 +77,19 @@ def one_line(stream: TextIO) -> Iterator[ProgressDisplay]:
 
 @contextmanager
 def stages(what: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows, on standard error if that is a terminal, what is being done now, and for how long."""
+    """A function that shows on standard error what is being done now, and for how long: if that is no terminal, by a line
+    now and then."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        began = last = time.monotonic()
+
+        def line(stage: str) -> None:
+            nonlocal last
+            if (now := time.monotonic()) - last >= _QUIET_SECONDS:
+                last = now
+                print(f"{what}: {stage} ({now - began:.0f} s so far)", file=sys.stderr, flush=True)
+
+        yield line
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", table_column=Column(no_wrap=True)), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:
@@ -131,12 +140,13 @@ class _Lines:
         if isinstance(event, Planned):
             self._finished, self._all = event.made_before, event.runs
             before = f", {event.made_before} of them made before" if event.made_before else ""
-            self._print(f"{event.runs} runs{before}.")
+            self._print(f"{event.runs} run{'' if event.runs == 1 else 's'}{before}.")
         elif isinstance(event, Underway):
             if now - self._last_line >= _QUIET_SECONDS:
                 share = self._forecast.share(event)
                 left = _left(self._forecast)
-                self._print(f"{self._finished}/{self._all}  {_name(event.run)} is running: {share:.0%}{left}")
+                silent = f"; {words}" if (words := _silence(event)) else ""
+                self._print(f"{self._finished}/{self._all}  {_name(event.run)} is running: {share:.0%}{left}{silent}")
         elif isinstance(event, Finished):
             self._finished += 1
             self.errors += event.done.status == "error"
@@ -147,6 +157,12 @@ class _Lines:
     def _print(self, text: str) -> None:
         self._last_line = time.monotonic()
         say(self._console, text)
+
+
+def _silence(event: Underway) -> str:
+    """How long nothing has been heard of the run, where that is long; else ""."""
+    seconds = event.progress.silent_seconds
+    return f"its tuner has been thinking, or one action has taken, {seconds:.0f} s" if seconds else ""
 
 
 class _OneLine:
@@ -240,6 +256,7 @@ class _Bars:
             note = f"accuracy {at.accuracy:.3f}"
         elif math.isfinite(at.loss):
             note = f"loss {at.loss:.4g}"
+        note = _silence(event) or note
         share = self._forecast.share(event)
         self._bars.update(self._runs[event.run], completed=share, count=f"{share:.0%}", note=note)
 

@@ -36,6 +36,7 @@ GIVEN_UP = "given up"
 """The status of a run that has passed its limit: it leaves no row, because its completion time is not known."""
 
 _PROGRESS_SECONDS = 0.2
+_SILENT_SECONDS = 30.0  # without an exchange, after which the parent is told so
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class Progress:
     budget_seconds: float
     loss: float
     accuracy: float
+    silent_seconds: float = (
+        0.0  # of the host, since the last exchange, where it is long: the tuner thinks, or an action runs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,8 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
             except _LimitPassedError as error:
                 wall = time.perf_counter() - started
                 return Done(GIVEN_UP, str(error), math.nan, 0.0, wall, described(), stopped_seconds=system.now)
+            finally:
+                watch.end()
             scored, exchanges = score(played, **names), played.exchanges
             thinking, trace = played.outcome.thinking_seconds, played.outcome.trace
     save(Path(task.folder), scored, exchanges, trace)
@@ -177,7 +183,10 @@ class _LimitPassedError(Exception):
 
 
 class _Watch:
-    """Sends the run's progress to the parent, at most five times a second, and ends a run that has passed its limit."""
+    """Sends the run's progress to the parent, at most five times a second, and ends a run that has passed its limit.
+
+    A thread of its own tells the parent where the run is silent for long, until `end` is called.
+    """
 
     def __init__(self, send: Callable[[Any], None], budget_seconds: float, limit_seconds: float) -> None:
         self._send = send
@@ -185,14 +194,33 @@ class _Watch:
         self._limit_seconds = limit_seconds
         self._sent = 0.0
         self._loss = self._accuracy = float("nan")
+        self._now, self._heard = 0.0, time.monotonic()  # simulated seconds of the last exchange, and when it was
+        self._ended, self._sending = threading.Event(), threading.Lock()
+        threading.Thread(target=self._tell_silence, daemon=True).start()
+
+    def end(self) -> None:
+        """Send nothing more."""
+        with self._sending:
+            self._ended.set()
+
+    def _tell_silence(self) -> None:
+        while not self._ended.wait(_SILENT_SECONDS):
+            if (silent := time.monotonic() - self._heard) >= _SILENT_SECONDS:
+                self._send_progress(silent)
+
+    def _send_progress(self, silent_seconds: float = 0.0) -> None:
+        with self._sending:
+            if not self._ended.is_set():
+                self._send(Progress(self._now, self._budget_seconds, self._loss, self._accuracy, silent_seconds))
 
     def __call__(self, exchange: Exchange) -> None:
+        self._now, self._heard = exchange.seconds, time.monotonic()
         evaluations = getattr(exchange.answer, "evaluations", ())
         if evaluations:
             self._loss, self._accuracy = float(evaluations[-1].loss), float(evaluations[-1].accuracy)
         if time.monotonic() - self._sent > _PROGRESS_SECONDS:
             self._sent = time.monotonic()
-            self._send(Progress(exchange.seconds, self._budget_seconds, self._loss, self._accuracy))
+            self._send_progress()
         if exchange.seconds > self._limit_seconds:
             raise _LimitPassedError(f"The run takes longer than {self._limit_seconds:.6g} s.")
 

@@ -305,7 +305,8 @@ def show(scenario: Scenario) -> str:
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         rate = f"{kind.nic_bytes_per_second * 8 / 1e6:g} Mbit/s"
         price = "" if kind.usd_per_hour is None else f", {kind.usd_per_hour:g} USD per hour"
-        said.append(f"{len(names)} x {kind.name}{', spot' * kind.spot}: {kind.cores} cores, {rate}{price} ({where})")
+        cores = f"{kind.cores} core{'' if kind.cores == 1 else 's'}"
+        said.append(f"{len(names)} x {kind.name}{', spot' * kind.spot}: {cores}, {rate}{price} ({where})")
     tables = own_workloads(scenario.workload, scenario.origin, 0)
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")

@@ -74,7 +74,10 @@ class Spec:
     def workload(self) -> Workload:
         made = workload_of(self.scenario)
         if made.proxy is None:
-            raise ValueError(f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing.")
+            raise ValueError(
+                f"Cannot deploy {self.name}: its workload {made.name!r} is timing-only and learns nothing. Give it a model "
+                "and data, as `harness show live-digits` has."
+            )
         if self.job.target.by_share:
             raise ValueError(f"Cannot deploy {self.name}: live jobs do not count work by share; leave out by_share.")
         if self.job.space.takes_local_steps:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.display import one_line, watching
+from harness.cli.display import one_line, stages, watching
 from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import Done, Progress
 
@@ -87,3 +87,36 @@ def test_lines_leave_out_tuners_that_have_nothing_to_tune() -> None:
         watch(Finished(runs[1], Done("not applicable", "no role is free", 0.0, 0.0, 0.0)))
         watch(Finished(runs[2], Done("target", "", 1000.0, 0.0, 4.0)))
     assert [line.partition("  ")[0] for line in shown.get().splitlines()] == ["3 runs.", "1/3", "3/3"]
+
+
+def test_a_run_that_is_silent_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuner that hangs is stopped after ten minutes; until then nothing at all was printed."""
+    now = 100.0
+    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    stream = io.StringIO()
+    stuck = RunKey("digits", "my_tuner", 0)
+    with watching(Console(file=stream, width=80)) as watch:
+        watch(Planned(1, 0, (stuck,), ("my_tuner",)))
+        for silent in (30.0, 60.0):
+            now += 30.0
+            watch(Underway(stuck, Progress(36.0, 3600.0, float("nan"), float("nan"), silent)))
+    assert stream.getvalue().splitlines() == [
+        "1 run.",
+        "0/1  digits my_tuner seed 0 is running: 1%; its tuner has been thinking, or one action has taken, 30 s",
+        "0/1  digits my_tuner seed 0 is running: 1%; its tuner has been thinking, or one action has taken, 60 s",
+    ]
+
+
+def test_stages_are_told_now_and_then_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fit takes minutes; in the log of a batch job nothing at all was seen of it."""
+    now = 100.0
+    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    with stages("calibrating") as watch:
+        for seconds in (29.0, 2.0, 10.0, 40.0):
+            now += seconds
+            watch(f"after {now - 100.0:g} [s]")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == ["calibrating: after 31 [s] (31 s so far)", "calibrating: after 81 [s] (81 s so far)"]

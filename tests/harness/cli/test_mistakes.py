@@ -380,7 +380,11 @@ MISTAKES = [
         "deploy --live live-digitz",
         "harness: No scenario 'live-digitz': did you mean live-digits or rlp-digits or mltuner-digits? A file ...",
     ),
-    ("deploy --live tiny.toml", "harness: Cannot deploy tiny: its workload 'cruise-nmf' is timing-only and learns nothing."),
+    (
+        "deploy --live tiny.toml",
+        "harness: Cannot deploy tiny: its workload 'cruise-nmf' is timing-only and learns nothing. Give it a model and "
+        "data, as `harness show live-digits` has.",
+    ),
     (
         "deploy --live live-digits --tuner fixt --dry-run",
         "harness: No tuner 'fixt'. Did you mean 'fixed'? `harness list tuners` has all.",
