@@ -14,6 +14,7 @@ from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
     from harness.calibrating import GivenConstants, ReadRecording
+    from simulators.calibration.fit import Fit
     from simulators.calibration.selection import Selection
     from simulators.calibration.validation import Check
 
@@ -35,6 +36,8 @@ a page."""
 _SELECTED = (
     TRACE_HELP + "; or some of it: 'TRACE[runs=a*, workload=NAME, policy=asp, workers=1..2, servers=1, batch_size=16]'"
 )
+
+_WIDE = 100.0  # an interval whose ends differ by this factor does not tell the constant
 
 _Adder = Callable[..., argparse.ArgumentParser]
 
@@ -164,13 +167,26 @@ def _calibrate(options: argparse.Namespace) -> int:
         for constant, why in fit.refused.items():
             print(f"  {constant:26}{why}")
     chosen = dict.fromkeys(str(fit.choice) for fit in fits.values() if fit.choice)
-    for why in (*chosen, *recording.caveats, *misfits(fits)):
+    sizes = [said_of_size for fit in fits.values() if (said_of_size := _size_note(fit))]
+    for why in (*chosen, *recording.caveats, *misfits(fits), *dict.fromkeys(sizes)):
         print(f"note: {why}")
     types, names = (" or ".join(made) for made in (tomllib.loads(text)["profiles"], fits))
     print(f'In a scenario, [cluster] has profiles = "{options.out}" and nodes of type {types};')
     print(f'[workload] has file = "{options.out}" and name = "{names}". The file says what else to copy.')
     print(f"Written to {options.out}.")
     return 0
+
+
+def _size_note(fit: Fit) -> str:
+    """What to say where the model's size and the rate of a server were both fitted, and only their ratio is known; or ""."""
+    wide = (fit.intervals.get(name) for name in ("model_bytes", "service_bytes_per_second"))
+    if not all(ends and ends[1] > _WIDE * ends[0] for ends in wide):
+        return ""
+    seconds = fit.constants.model_bytes / fit.constants.service_bytes_per_second
+    return (
+        f"times tell how long a server takes to send the model, {seconds:.3g} s, and neither the model's size nor the rate: "
+        "give --model-bytes, the bytes of one full pull"
+    )
 
 
 def _fidelity(options: argparse.Namespace) -> int:

@@ -48,6 +48,7 @@ def _play(options: argparse.Namespace) -> int:
     from harness.scenario import load, system
     from harness.score import ending, score
     from tuners import resolve_contestant
+    from tuners.applicability import nothing_to_tune
     from tuners.testing import check_source
 
     scenario, entry = load(options.scenario), resolve_contestant(options.tuner)
@@ -57,6 +58,8 @@ def _play(options: argparse.Namespace) -> int:
     except AssertionError as error:
         print(f"Probably a mistake: {error}", file=sys.stderr)
     made = system(scenario, options.seed)
+    if idle := nothing_to_tune(factory, made.job):
+        print(f"{entry.name} is not applicable here, and `harness compare` does not run it: {idle}", file=sys.stderr)
     played = play(
         _announced(_debugged(factory) if options.pdb else factory),
         made,

@@ -92,7 +92,7 @@ def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scen
             else:
                 way = "Use that version" if key in ("harness", "schema") else "Give the same arguments"
             raise ValueError(
-                f"Cannot go on with {out}: it was made with {key} {before}, and this is {wanted}. "
+                f"Cannot go on with {out}: it was made with {key} {_listed(before)}, and this is {_listed(wanted)}. "
                 f"{way}, or name another folder with --out."
             )
     for scenario in scenarios:
@@ -116,6 +116,11 @@ def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scen
                 f"Cannot go on with {out}: the code of tuner {tuner!r} has changed since its runs were made. Make them "
                 f"again by `harness compare --resume --replace '{tuner}'`, or name another folder with --out."
             )
+
+
+def _listed(value: Any) -> str:
+    """A value of the manifest in a sentence: names as --tuners takes them."""
+    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def _read_manifest(out: Path) -> dict[str, Any]:
