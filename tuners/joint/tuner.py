@@ -8,13 +8,14 @@ made only where it is expected to save more than it costs. In the order in which
 1. *Placement only*: where roles are free and nothing is that learning depends on, and the job counts work or loads are free,
    the exact methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are
    made by the cheapest method that the job offers.
-2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a saving
-   from goes on as it began, and so does a quorum where the rate is held. Else the policy that lets every worker go on, if it
-   is free, or a rate that makes up for staleness is free and policies may be installed. A rate that is hotter, or very far
-   cooler, than those that were best in other jobs (`tuners.joint.heat.rate_prior`) is left for the cooler half of them. Any
-   other start is tried first: it is held while it brings the target so near that no search can pay, and left for the same
-   unless it teaches the model something. Where workers take local steps, these are few until their time is known, and the
-   servers' rate for what they have changed is the usual one.
+2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a
+   saving from goes on as it began (`JointCourse.play_recorded`), and so does a quorum where the rate is held. Else the
+   policy that lets every worker go on, if it is free, or a rate that makes up for staleness is free and policies may be
+   installed. A rate that is hotter, or very far cooler, than those that were best in other jobs
+   (`tuners.joint.heat.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held while
+   it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
+   Where workers take local steps, these are few until their time is known, and the servers' rate for what they have
+   changed is the usual one.
 3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
@@ -52,10 +53,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 
-from tuners.actions import Job, Setting, Tuner
+import numpy as np
+
+from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner
 from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
@@ -87,6 +91,7 @@ _PLAUSIBLE = (-3.0, 0.5)
 _HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
+_ENDING = 8  # a window has so many times fewer pushes than the run so far: one that ends with it is followed by an idle one
 _LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
 _COOLER_DEVIATIONS = 0.5  # below the median of what is expected: heat that is too low costs less than one that is too high
 _RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
@@ -157,6 +162,7 @@ class JointCourse:
         """Tune until the job ends."""
         try:
             if not (yield from self.may_pay()):
+                yield from self.play_recorded()
                 return
             yield from self.begin()
             if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
@@ -257,6 +263,33 @@ class JointCourse:
         if not self.system.knows:
             yield from self.training.run(1, "it tells nothing to predict a saving from: no change pays a restart")
         return self.system.knows
+
+    def play_recorded(self) -> Steps[None]:
+        """Train to the end of the recorded run, then of those under other settings, each once, until one reaches the target.
+
+        Only a run that is over is left: it completes no push any more, so no other one can be worse.
+        """
+        training, pushes = self.training, self.training.pushes
+        for setting in self._other_runs():
+            done = asked = 0
+            while done == asked:
+                pushes += done
+                asked = max(1, pushes // _ENDING)
+                done = (yield from training.run(asked)).clocks
+            why = "the run is over, and has not reached the target: another recorded setting"
+            with suppress(Rejected):
+                training.seconds += (yield from Reconfigure(setting, branch=training.branch, reason=why)).seconds
+                training.setting, pushes = setting, 0
+
+    def _other_runs(self) -> list[Setting]:
+        """The recorded settings beside the start in a drawn order; where the cheapest run is wanted, those of the lowest
+        price by the hour first."""
+        settings = [s for s in self.job.space.recorded if s != self.job.start]
+        drawn = [settings[at] for at in np.random.default_rng(self.job.seed).permutation(len(settings))]
+        if self.job.target.minimise == "seconds":
+            return drawn
+        prices = {s: self.job.prices.setting_rate(s).usd_per_hour for s in drawn}
+        return sorted(drawn, key=lambda s: math.inf if math.isnan(prices[s]) else prices[s])
 
     # ------------------------------------------------------------------------------------------------ 2. nobody waits
 
