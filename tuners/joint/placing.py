@@ -19,7 +19,7 @@ from tuners.joint.holding import RuleParts
 from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
-from tuners.joint.training import Snapshot, Steps, Training
+from tuners.joint.training import Snapshot, Steps, Training, machines_of
 from tuners.joint.waiting import data_differ
 
 __all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
@@ -142,10 +142,10 @@ class Placing:
         best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, before)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
-        lasts = min(left, training.machine_losses.lifetime_seconds(_machines(best) - _machines(before)))
+        lasts = min(left, training.machine_losses.lifetime_seconds(machines_of(best) - machines_of(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
-        stranded = not training.available.issuperset(_machines(before))  # no other change is accepted then
+        stranded = not training.available.issuperset(machines_of(before))  # no other change is accepted then
         if best == before or not ((worth and not self.stays) or stranded):
             return None
         why = (
@@ -163,11 +163,12 @@ class Placing:
         training, before, best = self._training, self._training.setting, choice.setting
         # Also given up is what more workers than may learn have made of the model.
         first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
-        anew = self.heat is None and not training.has_learned and first
+        fewer = self.heat is None and len(best.workers) < len(before.workers)
+        anew = first and not training.has_learned and (fewer or training.saves_usd)
         if self._even is None and self.shares.is_less_even(best, before) and not self._job.target.counts:
             self._even = yield from training.snapshot()
-        if anew and training.first is not None and len(best.workers) < len(before.workers):
-            # It loses nothing, and staleness may have spoilt it for good.
+        if anew and training.first is not None:
+            # It loses nothing, and staleness may have spoilt it for good; or its snapshot would hold machines.
             yield from training.begin_again(best, f"{choice.why}; from the untrained model")
             return training.setting == best
         return (yield from training.change(best, choice.why))
@@ -330,7 +331,7 @@ class Placing:
         if not kinds & {"both", "idle"}:
             return found
         # A run that is cheap must still end in time.
-        least = _SLOWEST * self._progress(found) if self._job.target.minimise == "usd" else 0.0
+        least = _SLOWEST * self._progress(found) if self._training.saves_usd else 0.0
         fewest = 0.0 if self._job.target.counts else min(len(self._job.start.workers) / _TRUSTED, most_workers)
 
         def value(setting: Setting) -> float:
@@ -377,7 +378,3 @@ def _uneven(setting: Setting) -> Iterator[tuple[str, Sequence[float]]]:
     yield from (
         (name, x) for name, x in (("loads", loads), ("data", setting.data_shares), ("model", setting.model_shares)) if x
     )
-
-
-def _machines(setting: Setting) -> set[str]:
-    return {*setting.workers, *setting.servers}

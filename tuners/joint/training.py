@@ -34,7 +34,7 @@ from tuners.joint.learning_model import HELPED_NATS, Gauge, MinibatchLosses
 from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.system_model import SystemModel
 
-__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "relayed"]
+__all__ = ["Glance", "JobOver", "Snapshot", "Steps", "Training", "changed_cheaply", "machines_of", "relayed"]
 
 T = TypeVar("T")
 
@@ -118,6 +118,7 @@ class Training:
         """Train so many clocks. Raises JobOver at the end of the job, and where the branch cannot train."""
         if self._wanted:
             yield from self.change(self.setting, "asked for again")
+        yield from self._give_back()
         window = yield from self._run(Run(clocks=max(1, clocks), branch=self.branch, reason=why))
         self.seconds = window.end_seconds
         self.pushes += window.clocks
@@ -268,6 +269,11 @@ class Training:
             self.gauge.begin(found.loss, found.accuracy)
 
     @property
+    def saves_usd(self) -> bool:
+        """Whether the cheapest run is wanted, so that machines that nothing holds are saved."""
+        return self.job.target.minimise == "usd"
+
+    @property
     def told_level(self) -> float:
         """The level by the newest validation of the last window, else by the newest half of its mini-batches."""
         if self.validated:
@@ -383,13 +389,17 @@ class Training:
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
         self.minibatches.forget_extremes()
-        again = yield from self.snapshot()
+        # A snapshot holds the machines of its setting, and they are paid for.
+        moves = self.saves_usd and machines_of(kept.setting) != machines_of(setting)
+        again = None if moves else (yield from self.snapshot())
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
             yield from self.run(1)
             if again is None:
                 again = yield from self.snapshot()
             yield from self.insist(_with(self.setting, setting, _LEARNING), why)
+        elif moves:
+            again = yield from self.snapshot()
         return again
 
     def begin_again(self, setting: Setting, why: str) -> Steps[bool]:
@@ -398,6 +408,15 @@ class Training:
             return False
         self.first = yield from self.return_to(self.first, setting, why)
         return True
+
+    def _give_back(self) -> Steps[None]:
+        """Keep the present model in place of the untrained one, once it has learned, if that one holds further machines."""
+        first = self.first
+        if first is None or not (self.saves_usd and self.pushes and self.has_learned):
+            return
+        if machines_of(first.setting) - machines_of(self.setting):
+            yield from self.drop(first)
+            self.first = yield from self.snapshot()
 
     def _leave(self) -> Steps[None]:
         """Free the branch. One that the system is still changing has to run until that is done: no other may before."""
@@ -453,3 +472,8 @@ def _under(rule: Setting, setting: Setting) -> Setting:
 def _with(setting: Setting, other: Setting, names: Sequence[str]) -> Setting:
     """`setting` with the values `names` of `other`."""
     return replace(setting, **{name: getattr(other, name) for name in names})
+
+
+def machines_of(setting: Setting) -> set[str]:
+    """The names of the machines that `setting` uses."""
+    return {*setting.workers, *setting.servers}

@@ -121,6 +121,32 @@ def test_a_cooler_rate_takes_effect_before_machines_move():
     assert answers.asked[0].reason == "too hot"
 
 
+@pytest.mark.parametrize(("minimise", "holds"), [("seconds", True), ("usd", False)])
+@pytest.mark.parametrize("learns", [True, False])
+def test_no_snapshot_holds_machines_that_were_given_back_where_the_cheapest_run_is_wanted(minimise, holds, learns):
+    """A snapshot of the untrained model kept twelve machines, paid for to the end, of a job that went on with six."""
+    made = of()
+    made = replace(made, target=replace(made.target, minimise=minimise))
+    training, fewer = (
+        Training(made, SystemModel(made)),
+        replace(made.start, workers=made.start.workers[:-1], loads=(), data_shares=()),
+    )
+    answers = Answers(made, lambda _setting, clocks: [0.5 if learns else 1.0] * clocks)
+    training.gauge.begin(1.0)
+    training.first = answers.run(training.snapshot())
+    answers.run(training.run(8))
+    answers.run(
+        training.change(fewer, "cheaper") if learns else training.begin_again(fewer, "cheaper, from the untrained model")
+    )
+    answers.run(training.run(8))
+    assert training.setting.workers == fewer.workers
+    freed = {a.branch for a in answers.asked if isinstance(a, Free)}
+    held = {name for branch, s in answers.settings.items() if branch not in freed for name in (*s.workers, *s.servers)}
+    assert (made.start.workers[-1] in held) is holds
+    assert training.first is not None
+    assert training.first.branch not in freed
+
+
 def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it():
     made = of()
     training, moved = Training(made, SystemModel(made)), replace(made.start, workers=made.start.workers[:-1])
