@@ -38,6 +38,7 @@ _SHARES = ("load", "data_share", "model_share")
 _MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 _TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
 _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
+_FRUGAL_TRUSTED, _FRUGAL_SLOWEST = 4.0, 0.4  # the same, where a rate that is free makes up for the number of workers
 _UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
 _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
 _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
@@ -331,8 +332,9 @@ class Placing:
         if not kinds & {"both", "idle"}:
             return found
         # A run that is cheap must still end in time.
-        least = _SLOWEST * self._progress(found) if self._training.saves_usd else 0.0
-        fewest = 0.0 if self._job.target.counts else min(len(self._job.start.workers) / _TRUSTED, most_workers)
+        trusted, slowest = (_FRUGAL_TRUSTED, _FRUGAL_SLOWEST) if self._is_frugal else (_TRUSTED, _SLOWEST)
+        least = slowest * self._progress(found) if self._training.saves_usd else 0.0
+        fewest = 0.0 if self._job.target.counts else min(len(self._job.start.workers) / trusted, most_workers)
 
         def value(setting: Setting) -> float:
             progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
@@ -353,10 +355,16 @@ class Placing:
         if not self._job.target.counts:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
             gain *= self._counting(setting)
-        if self.heat is None and not self._job.target.counts:
-            # Nothing makes up for staleness: the gradients of all workers are at one model, as those of a larger mini-batch.
+        if (self.heat is None or self._is_frugal) and not self._job.target.counts:
+            # Nothing makes up for staleness, or only a lower rate, while every machine has its price: the gradients of all
+            # workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (BATCH_GAIN - 1)
         return gain / self._system.push_seconds(setting) * self._training.machine_losses.productive(setting.servers)
+
+    @property
+    def _is_frugal(self) -> bool:
+        """Whether the cheapest run is wanted, of a job whose rate is free: few workers bear a higher one."""
+        return self._training.saves_usd and isinstance(self.heat, RateHeat)
 
     def _counting(self, setting: Setting) -> float:
         """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""

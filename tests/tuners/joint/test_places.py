@@ -8,7 +8,7 @@ import pytest
 
 import harness
 from tests.support.toy import job, window
-from tests.tuners.joint.test_decisions import Answers, course, flat
+from tests.tuners.joint.test_decisions import RATE, Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
 from tuners.joint.candidates import RoleSearch
@@ -176,6 +176,20 @@ def test_the_cheapest_run_gives_dear_machines_back():
         chosen[minimise] = {*begun.training.setting.workers, *begun.training.setting.servers}
     assert names[-1] in chosen["seconds"]
     assert names[-1] not in chosen["usd"]
+
+
+@pytest.mark.parametrize(("minimise", "rate", "few"), [("usd", True, True), ("usd", False, False), ("seconds", True, False)])
+def test_the_cheapest_run_of_a_job_whose_rate_is_free_has_few_workers(minimise, rate, few):
+    """Six machines were kept where one, at a higher rate, takes as long: every push was taken to bring as much."""
+    names = tuple(n.name for n in job().nodes)
+    of = roles_free(minimise, prices=Prices(dict.fromkeys(names, 1.0)))
+    start = replace(of.start, workers=names, servers=names, policy="asp", loads=(), data_shares=(), model_shares=())
+    knobs = (*ROLES, RATE) if rate else ROLES
+    of = replace(of, start=start, space=replace(of.space, base=start, knobs=knobs))
+    begun, answers = course(of), Answers(of, flat)
+    answers.run(begun.placing.measure())
+    chosen = begun.placing.best(len(names))
+    assert (len(chosen.workers) < len(names) / 2) is few
 
 
 def test_machines_with_both_roles_do_not_send_twice_at_a_time_where_all_wait():
