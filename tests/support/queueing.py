@@ -83,6 +83,9 @@ class Network:
     threads: int = 1  # of each queue
     apply_growth: float = 0.0  # by which part of it an update takes longer for each further worker
     switch: str = ""  # "each way": pulls and pushes have a queue each in the switch; "both ways": one; "": there is none
+    delay_seconds: float = 0.0  # of each request, before it is in a queue
+    paused: float = 0.0  # part of the mini-batches that take 2.5 times as long
+    slow: tuple[float, ...] = ()  # how many times as long each worker computes; (): all equally long
     more: dict[str, Any] = field(default_factory=dict)  # what `compute` and subclasses know
 
     def stations(self, env: simpy.Environment) -> dict[str, Any]:
@@ -112,6 +115,8 @@ class Network:
 
         def to_all(*steps: tuple[str, float]) -> simpy.Event:
             def to(server: dict[str, Any]) -> _Steps:
+                if self.delay_seconds:
+                    yield env.timeout(self.delay_seconds)
                 for what, seconds in steps:
                     yield from server[what].serve(seconds / servers)
 
@@ -123,7 +128,10 @@ class Network:
                 yield to_all(("pull", self.transfer_seconds))
                 pulled = env.now
                 noise = math.exp(sigma * rng.standard_normal() - sigma**2 / 2)
-                yield env.timeout((self.fixed_seconds + self.sample_seconds * batch) * noise)
+                if self.paused and rng.random() < self.paused:
+                    noise *= 2.5
+                own = self.slow[number] if self.slow else 1.0
+                yield env.timeout((self.fixed_seconds + self.sample_seconds * batch) * noise * own)
                 computed = env.now
                 if self.one_queue:  # a server does not take up another request between a push and its update
                     yield to_all(("push", self.transfer_seconds + apply_seconds))
@@ -153,14 +161,23 @@ class Network:
 
 
 def tables(
-    network: Network, settings: Sequence[tuple[str, int, int, int]], *, cycles: int = 100, noise: float = 0.02, seed: int = 0
+    network: Network,
+    settings: Sequence[tuple[str, int, int, int]],
+    *,
+    cycles: int = 100,
+    noise: float = 0.02,
+    seed: int = 0,
+    repetitions: int = 1,
+    disturbed: float = 0.0,
 ) -> dict[str, Any]:
-    """The tables of a trace with a run of each setting: policy, workers, servers, batch size. Each run is slower or faster
-    than it should be by `noise`."""
+    """The tables of a trace with runs of each setting: policy, workers, servers, batch size. Each run is slower or faster
+    than it should be by `noise`, or by five times that, as a part of them is, `disturbed`."""
     rng = np.random.default_rng([seed, 7])
     told: dict[str, list[dict[str, Any]]] = {"runs": [], "settings": [], "iterations": []}
-    for k, (policy, workers, servers, batch) in enumerate(settings):
-        run, slower = f"r{k:02}", math.exp(noise * rng.standard_normal())
+    every = [setting for setting in settings for _ in range(repetitions)]
+    for k, (policy, workers, servers, batch) in enumerate(every):
+        run, off = f"r{k:02}", noise * rng.standard_normal()
+        slower = math.exp(5 * off if disturbed and rng.random() < disturbed else off)
         told["runs"].append({"run": run, "workload": "job"})
         told["settings"].append(
             {"run": run, "seconds": 0.0, "workers": workers, "servers": servers, "policy": policy, "batch_size": batch}
