@@ -144,9 +144,12 @@ def _at_barrier(plants: Sequence[Plant]) -> NDArray[np.float64]:
 
 
 def _arrays(plants: Sequence[Plant]) -> _Arrays:
-    size = max(len(p.costs.active) for p in plants)
+    sizes = {len(p.costs.active) for p in plants}
+    size, alike = max(sizes), len(sizes) == 1
 
     def stacked(name: str) -> NDArray[np.float64]:
+        if alike:
+            return np.array([getattr(p.costs, name) for p in plants], dtype=np.float64)
         made = np.zeros((len(plants), size))
         for row, p in zip(made, plants, strict=True):
             values = getattr(p.costs, name)
@@ -176,39 +179,46 @@ def _arrays(plants: Sequence[Plant]) -> _Arrays:
 
 def _network(of: _Arrays, think: NDArray[np.float64]) -> _Parts:
     """Mean values of the closed network, each [n, 1]: compute, pull, push with apply, cycle."""
-    active, alone, shared, apply, turn = of.active, of.alone, of.shared, of.apply, of.turn
+    # The stations, pulls, pushes and updates, are the first axis of arrays [3, n, ...]: most time is numpy's per call.
+    active, one_way, queues, serial = of.active, of.one_way, of.queues, of.serial
+    own = np.stack([*of.shared, of.turn])  # seconds in service, [3, n, 1]
+    some_queues, some_one_way, some_serial = queues.any(), one_way.any(), serial.any()
 
     def others(of: NDArray[np.float64]) -> NDArray[np.float64]:
-        mine: NDArray[np.float64] = np.where(active, of, 0.0)
-        rest: NDArray[np.float64] = mine.sum(axis=1, keepdims=True) - mine
+        """What the other workers add up to, for each worker, of values that are 0 where none is."""
+        rest: NDArray[np.float64] = np.add.reduce(of, axis=-1, keepdims=True) - of
         return rest
 
-    direct = [np.maximum(a - s, 0.0) for a, s in zip(alone, shared, strict=True)]
+    direct = [np.maximum(a - s, 0.0) for a, s in zip(of.alone, of.shared, strict=True)]
     # As transfers that a worker's own link, or a thread, makes longer, an apply waits only for the shared part of others.
-    aside = apply - turn
-    pull, push, queue = (np.broadcast_to(x, active.shape) for x in (*shared, turn))
+    aside = of.apply - of.turn
+    apart = think + sum(direct)
+    spent = np.broadcast_to(own, (3, *active.shape))
     for _ in range(_ROUNDS):
-        rate = 1.0 / (think + sum(direct) + pull + push + queue + aside + 1e-300)
-        busy = np.minimum(others(rate * turn), 1.0)
-        met = [others(rate * pull), others(rate * push)]
-        if of.one_way.any():
-            met = [np.where(of.one_way, sum(met), m) for m in met]
-        if of.queues.any():
-            served = [np.minimum(others(rate * s), 1.0) for s in shared]
-            if of.one_way.any():
-                served = [np.where(of.one_way, np.minimum(sum(served), 1.0), s) for s in served]
-            met = [np.where(of.queues, np.maximum(q - u / 2, 0.0), q) for q, u in zip(met, served, strict=True)]
-        pulled, pushed = (s * (1.0 + q) for s, q in zip(shared, met, strict=True))
-        applied = turn * (1.0 + np.maximum(others(rate * queue) - busy / 2, 0.0))
-        if of.serial.any():
-            whole = shared[1] + turn
-            ahead = (s * (others(rate * q) - others(rate * s) / 2) for s, q in ((shared[0], pull), (whole, push + queue)))
-            behind = np.maximum(sum(ahead), 0.0)
-            pulled, pushed = (np.where(of.serial, s + behind, x) for s, x in zip(shared, (pulled, pushed), strict=True))
-            applied = np.where(of.serial, turn, applied)
+        rate = np.where(active, 1.0 / (apart + spent[0] + spent[1] + spent[2] + aside + 1e-300), 0.0)
+        met = others(rate * spent)
+        busy = others(rate * own) if some_queues else others(rate * of.turn)[None]
+        served = np.minimum(busy, 1.0)
+        waits = np.maximum(met[2] - served[-1] / 2, 0.0)
+        ways = met[:2]
+        if some_one_way:
+            ways = np.where(one_way, ways[0] + ways[1], ways)
+        if some_queues:
+            taken = served[:2]
+            if some_one_way:
+                taken = np.where(one_way, np.minimum(taken[0] + taken[1], 1.0), taken)
+            ways = np.where(queues, np.maximum(ways - taken / 2, 0.0), ways)
+        told = np.concatenate([ways, waits[None]])
+        found = own * (1.0 + told)
+        if some_serial:
+            whole = own[1] + own[2]
+            ahead = own[0] * (met[0] - busy[0] / 2)
+            ahead = np.maximum(ahead + whole * (others(rate * (spent[1] + spent[2])) - others(rate * whole) / 2), 0.0)
+            in_turn = np.stack([own[0] + ahead, own[1] + ahead, np.broadcast_to(own[2], ahead.shape)])
+            found = np.where(serial, in_turn, found)
         # Damped by one half; the undamped iteration oscillates.
-        pull, push, queue = 0.5 * pull + 0.5 * pulled, 0.5 * push + 0.5 * pushed, 0.5 * queue + 0.5 * applied
-    return _over_pushes(active, think, pull + direct[0], push + direct[1], queue + aside)
+        spent = 0.5 * spent + 0.5 * found
+    return _over_pushes(active, think, spent[0] + direct[0], spent[1] + direct[1], spent[2] + aside)
 
 
 def _over_pushes(
@@ -309,13 +319,23 @@ def _slowest(active: NDArray[np.bool_], compute: NDArray[np.float64], jitter: ND
     center = np.log(np.where(active, np.maximum(compute, 1e-300), 1e-300)) - sigma**2 / 2
     top = center.max(axis=1, keepdims=True)
     at = top + sigma * _GRID  # [n, g]
-    # The maximum is below `at` if all workers are: the product of their distributions.
-    logs = log_ndtr((at[:, None, :] - center[:, :, None]) / sigma[:, :, None])
-    below = np.exp(np.where(active[:, :, None], logs, 0.0).sum(axis=1))
+    # The maximum is below `at` if all workers are: the product of their distributions. Most workers are equal, in other
+    # plants, too, and their distribution is computed once.
+    each = np.stack([np.broadcast_to(x, active.shape)[active] for x in (top, sigma, center)], axis=1)
+    (top_of, sigma_of, center_of), number = _distinct(each)
+    logs = np.zeros((*active.shape, len(_GRID)))
+    logs[active] = log_ndtr((top_of + sigma_of * _GRID - center_of) / sigma_of)[number]
+    below = np.exp(logs.sum(axis=1))
     steps = np.diff(np.exp(at), axis=1)
     above = 1.0 - (below[:, 1:] + below[:, :-1]) / 2
     mean: NDArray[np.float64] = np.exp(at[:, :1]) + (steps * above).sum(axis=1, keepdims=True)
     return mean
+
+
+def _distinct(rows: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDArray[np.intp]]:
+    """The columns, each [u, 1], of the rows that differ, and which of these each row is."""
+    found, number = np.unique(rows, axis=0, return_inverse=True)
+    return [column[:, None] for column in found.T], number.reshape(-1)
 
 
 def _visits(

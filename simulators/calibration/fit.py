@@ -28,7 +28,7 @@ from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.draws import DRAWN
 from simulators.calibration.least_squares import TimesProblem, clearly_less, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import SEEDS, Constants, Row, comparable, plant, simulated_seconds, with_speeds
+from simulators.calibration.model import SEEDS, Constants, Row, comparable, plants, simulated_seconds, with_speeds
 
 __all__ = [
     "NO_FREEDOM",
@@ -289,12 +289,12 @@ def cycles(constants: Constants, rows: Sequence[Row], seeds: int = SEEDS) -> Est
 
 def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of a cycle of each row by the closed form alone, [n]."""
-    return closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).cycle
+    return closed_form.spans(plants(constants, rows), [r.barrier for r in rows]).cycle
 
 
 def closed_form_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of computing in a cycle of each row by the closed form, divided from transfers as recorded, [n]."""
-    found = closed_form.spans([plant(constants, r) for r in rows], [r.barrier for r in rows]).compute
+    found = closed_form.spans(plants(constants, rows), [r.barrier for r in rows]).compute
     apart = np.array([constants.overhead_seconds(r) if constants.in_transfers else 0.0 for r in rows])
     seconds: NDArray[np.float64] = found - apart
     return seconds

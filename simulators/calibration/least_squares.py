@@ -20,7 +20,7 @@ from scipy.stats import norm, t
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
 from simulators.calibration.discrepancy import Discrepancy, positions
-from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plant, simulated
+from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plants, simulated
 
 __all__ = [
     "LEAST_NOISE",
@@ -142,8 +142,8 @@ class TimesProblem:
 
     def closed_form_times(self, *several: Constants) -> NDArray[np.float64]:
         """The times of the closed form for each setting, [n, 4]; for several constants, [c, n, 4]."""
-        plants = [plant(constants, r) for constants in several for r in self.settings]
-        whole = closed_form.spans(plants, [r.barrier for r in self.settings] * len(several))
+        made = [of for constants in several for of in plants(constants, self.settings)]
+        whole = closed_form.spans(made, [r.barrier for r in self.settings] * len(several))
         each = [Spans(*part) for part in np.stack(whole).reshape(4, len(several), -1).swapaxes(0, 1)]
         found = np.stack([_observed(c, self.settings, s) for c, s in zip(several, each, strict=True)])
         return found if len(several) > 1 else found[0]

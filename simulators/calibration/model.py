@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from simulators.calibration.stragglers import Sleeper
 from simulators.cluster.cluster import Cluster, Discipline
 from simulators.cluster.conditions import Conditions, LinkDelay, Sleeps, Stragglers, link_delays
 from simulators.cluster.profiles import Device, NodeType
-from simulators.engine.inputs import cycle_costs
+from simulators.engine.inputs import CostBasis, cost_basis, cycle_costs
 from simulators.engine.job_state import Records
 from simulators.engine.loop import advance_lanes
 from simulators.jobs import JobSpec
@@ -39,6 +39,7 @@ __all__ = [
     "demand",
     "over_seeds",
     "plant",
+    "plants",
     "pushes_of",
     "relative_error",
     "setting",
@@ -352,39 +353,67 @@ def demand(constants: Constants) -> Demand:
     return Demand(**{n: getattr(constants, n) for n in names})
 
 
-def cluster(constants: Constants, row: Row) -> Cluster:
-    """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
-    needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
-    clocks = row.snapshot_clocks if constants.snapshots else 0
+class _Network(NamedTuple):
+    """Fields of `Cluster` that all rows have in common."""
+
+    discipline: Discipline
+    latency_seconds: float
+    control_queue: float
+    independent_flows: bool
+    uneven_bytes: float
+    switch_bytes_per_second: float
+    switch_both_ways: bool
+    server_threads: int
+
+
+def _network(constants: Constants) -> _Network:
     switch = constants.switch != "none" and math.isfinite(constants.switch_bytes_per_second)
-    network = (
+    return _Network(
         constants.discipline,
         constants.latency_seconds,
         constants.control_queue,
-        clocks,
         constants.independent_flows,
         constants.uneven_bytes,
         constants.switch_bytes_per_second if switch else 0.0,
         switch and constants.switch == "both ways",
         constants.server_threads,
     )
-    return _cluster(max(needed, row.machines), row.speeds, row.nics, _machine(constants), network)
 
 
-# A fit makes them ten thousands of times, and mostly changes constants that are not of the machines.
+def cluster(constants: Constants, row: Row) -> Cluster:
+    """The machines of a row: its workers, then its servers unless they run on the workers' machines."""
+    return _cluster(*_nodes(constants, row), _machine(constants), _network(constants))
+
+
+def _nodes(constants: Constants, row: Row) -> tuple[int, tuple[float, ...], tuple[float, ...], int]:
+    """The number of machines of a row, the relative speeds of these and of their NICs, and pushes between two snapshots."""
+    needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
+    return max(needed, row.machines), row.speeds, row.nics, row.snapshot_clocks if constants.snapshots else 0
+
+
+# A fit asks for them ten thousands of times, and mostly changes constants that are not of the machines.
 @lru_cache(maxsize=4096)
 def _cluster(
     machines: int,
     speeds: tuple[float, ...],
     nics: tuple[float, ...],
+    snapshot_clocks: int,
     machine: _Machine,
-    network: tuple[Any, ...],
+    network: _Network,
 ) -> Cluster:
     speeds, nics = (of + (1.0,) * (machines - len(of)) for of in (speeds, nics))
     each = list(zip(speeds, nics, strict=True))
     kinds = {(s, n): _node_type(machine, s, n) for s, n in dict.fromkeys(each)}
     nodes = tuple((f"n{i}", kinds[pair]) for i, pair in enumerate(each))
-    return Cluster(nodes, *network)
+    return Cluster(nodes, snapshot_clocks=snapshot_clocks, **network._asdict())
+
+
+@lru_cache(maxsize=4096)
+def _cluster_with_basis(
+    of: tuple[int, tuple[float, ...], tuple[float, ...], int], machine: _Machine, network: _Network, kept: Setting
+) -> tuple[Cluster, CostBasis]:
+    made = _cluster(*of, machine, network)
+    return made, cost_basis(made, kept)
 
 
 def setting(row: Row) -> Setting:
@@ -422,10 +451,24 @@ def _setting(
     )
 
 
+_policy = cache(policies.named)
+
+
 def plant(constants: Constants, row: Row) -> Plant:
     """What the closed form needs of a row."""
-    made, kept = cluster(constants, row), setting(row)
-    costs = cycle_costs(made, demand(constants), kept, policies.named(row.policy, row.staleness))
+    return plants(constants, (row,))[0]
+
+
+def plants(constants: Constants, rows: Sequence[Row]) -> list[Plant]:
+    """What the closed form needs of each of `rows`."""
+    machine, network, needed = _machine(constants), _network(constants), demand(constants)
+    return [_plant(constants, row, machine, network, needed) for row in rows]
+
+
+def _plant(constants: Constants, row: Row, machine: _Machine, network: _Network, needed: Demand) -> Plant:
+    kept = setting(row)
+    made, known = _cluster_with_basis(_nodes(constants, row), machine, network, kept)
+    costs = cycle_costs(made, needed, kept, _policy(row.policy, row.staleness), known=known)
     if row.delays:
         names = tuple(name for name, _ in made.nodes)
         delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])

@@ -26,6 +26,7 @@ from tuners.settings import OF_PULLS, OF_REPLICAS
 __all__ = [
     "NO_EFFECTS",
     "Copies",
+    "CostBasis",
     "CycleCosts",
     "Effects",
     "EngineInputs",
@@ -35,6 +36,7 @@ __all__ = [
     "build",
     "clocks_of_snapshots",
     "compute_times",
+    "cost_basis",
     "cycle_costs",
     "each_nic_counts",
     "has_tables",
@@ -233,45 +235,108 @@ def compute_times(
     nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting
 ) -> dict[str, tuple[float, tuple[float, ...]]]:
     """Mean seconds of each worker's mini-batch, in all and per device. Raises Rejected for a device that cannot compute."""
-    kinds = dict(nodes)
+    each = _mini_batches(nodes, setting)
+    seconds = _seconds_of(each.kinds, demand, setting)
+    return {worker: seconds[i] for worker, i in each.workers.items()}
+
+
+class _MiniBatches(NamedTuple):
+    """What workers compute. Most workers are equal, and their times are computed once."""
+
+    kinds: tuple[tuple[NodeType, tuple[int, ...]], ...]  # each machine that differs, with the samples of each of its devices
+    workers: Mapping[str, int]  # which of these each worker is
+    samples: int  # of all workers
+
+
+def _mini_batches(nodes: tuple[tuple[str, NodeType], ...], setting: Setting) -> _MiniBatches:
+    kinds, each = dict(nodes), loads(nodes, setting)
+    # By identity, because to compare types takes as long as to compute.
+    keys = {w: (id(kinds[w]), row) for w, row in each.items()}
+    known = {key: (kinds[w], key[1]) for w, key in keys.items()}
+    number = {key: i for i, key in enumerate(known)}
+    workers = {w: number[key] for w, key in keys.items()}
+    return _MiniBatches(tuple(known.values()), workers, sum(map(sum, each.values())))
+
+
+def _seconds_of(
+    kinds: tuple[tuple[NodeType, tuple[int, ...]], ...], demand: Demand, setting: Setting
+) -> list[tuple[float, tuple[float, ...]]]:
+    """Mean seconds of a mini-batch on each of `kinds`, in all and per device. Raises Rejected as `compute_times` does."""
     try:
         knobs = (setting.intra_threads, setting.inter_threads, setting.options)
-        each = loads(nodes, setting)
-        # Most workers are equal: by identity, because to compare types takes as long as to compute.
-        known = {(id(kinds[w]), row): w for w, row in each.items()}
-        found = {key: node_seconds(kinds[w], demand, key[1], *knobs) for key, w in known.items()}
-        return {w: found[id(kinds[w]), row] for w, row in each.items()}
+        return [node_seconds(kind, demand, row, *knobs) for kind, row in kinds]
     except ValueError as error:
         raise Rejected(str(error)) from error
 
 
-def cycle_costs(
-    cluster: Cluster, demand: Demand, setting: Setting, policy: SyncPolicy, *, effects: Effects = NO_EFFECTS
-) -> CycleCosts:
-    """What a cycle under `setting` and `policy` costs; all workers of the setting are active. Raises Rejected as
-    `compute_times` does."""
-    nodes, latency_seconds = cluster.nodes, cluster.latency_seconds
-    timed = compute_times(nodes, demand, setting)
-    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
-    hops = 2 * latency_seconds * (1 + (effects.redirects > 0))
-    transfer = setting.transfer_bits / 32
+class CostBasis(NamedTuple):
+    """What a cycle's costs need of cluster and setting, whatever the demand is."""
+
+    mini_batches: _MiniBatches
+    active: NDArray[np.bool_]  # as in `CycleCosts`, [k]
+    kinds: NDArray[np.intp]  # of each worker, in the order of nodes, its number in `mini_batches.kinds`
+    largest: float  # part of the model that the server with most of it has
+    nic: NDArray[np.float64]  # as in `CycleCosts`, [k], and so are the others
+    serve_out: float
+    serve_in: float
+
+
+def cost_basis(cluster: Cluster, setting: Setting, *, effects: Effects = NO_EFFECTS) -> CostBasis:
+    """The `CostBasis` of a cluster under `setting`."""
+    nodes = cluster.nodes
+    each = _mini_batches(nodes, setting)
+    out = _left(nodes, effects.out)
+    into = _left(nodes, effects.into) if effects.out or effects.into else out
     pulled, pushed = _shares_of_servers(setting, effects)
-    largest = max(pushed.values()) ** demand.apply_exponent
-    # In synchronous rounds no worker begins before servers and master have ended the step, so it adds to every cycle.
-    samples = sum(sum(row) for row in loads(nodes, setting).values())
-    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if policy.rounds else 0.0
     # Of dedicated servers all bytes cross the switch, like a server that all share; otherwise `_usage` tells which.
     switch = cluster.switch_bytes_per_second or np.inf
+    serve_out = _serve(nodes, pulled, out)
+    serve_in = serve_out if pulled is pushed and out is into else _serve(nodes, pushed, into)
+    return CostBasis(
+        each,
+        np.array([n in each.workers for n, _ in nodes]),
+        np.array([each.workers[n] for n, _ in nodes if n in each.workers], dtype=np.intp),
+        max(pushed.values()),
+        np.minimum([min(out[n], into[n]) for n, _ in nodes], _of_threads(cluster, setting)),
+        min(serve_out, switch),
+        min(serve_in, switch),
+    )
+
+
+def cycle_costs(
+    cluster: Cluster,
+    demand: Demand,
+    setting: Setting,
+    policy: SyncPolicy,
+    *,
+    effects: Effects = NO_EFFECTS,
+    known: CostBasis | None = None,
+) -> CycleCosts:
+    """What a cycle under `setting` and `policy` costs; all workers of the setting are active.
+
+    `known` is the basis of the same cluster, setting and effects, for a caller with many demands. Raises Rejected as
+    `compute_times` does.
+    """
+    of = known or cost_basis(cluster, setting, effects=effects)
+    timed = _seconds_of(of.mini_batches.kinds, demand, setting)
+    compute_seconds = np.zeros(len(of.active))
+    compute_seconds[of.active] = np.array([seconds for seconds, _ in timed])[of.kinds]
+    messages = 2 * demand.message_seconds * (len(setting.servers) + effects.redirects)
+    hops = 2 * cluster.latency_seconds * (1 + (effects.redirects > 0))
+    transfer = setting.transfer_bits / 32
+    largest = of.largest**demand.apply_exponent
+    # In synchronous rounds no worker begins before servers and master have ended the step, so it adds to every cycle.
+    samples = of.mini_batches.samples
+    step = demand.step_seconds * largest + demand.master_sample_seconds * samples if policy.rounds else 0.0
     return CycleCosts(
-        active=np.array([n in timed for n, _ in nodes]),
-        compute_seconds=np.array([timed[n][0] if n in timed else 0.0 for n, _ in nodes]),
-        overhead_seconds=np.full(len(nodes), messages + hops + step + policy.seconds),
+        active=of.active,
+        compute_seconds=compute_seconds,
+        overhead_seconds=np.full(len(of.active), messages + hops + step + policy.seconds),
         pull_bytes=demand.model_bytes * transfer,
         push_bytes=demand.whole_push_bytes * transfer * effects.push_factor,
-        nic=np.minimum([min(out[n], into[n]) for n, _ in nodes], _of_threads(cluster, setting)),
-        serve_out=min(_serve(nodes, pulled, out), switch),
-        serve_in=min(_serve(nodes, pushed, into), switch),
+        nic=of.nic,
+        serve_out=of.serve_out,
+        serve_in=of.serve_in,
         apply_seconds=_apply_seconds(demand, setting, largest) + demand.commit_seconds * len(setting.servers),
     )
 
