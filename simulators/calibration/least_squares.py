@@ -123,11 +123,19 @@ class TimesProblem:
         visible: NDArray[np.float64] = np.clip(off[..., self.visible], -20, 20)
         return visible
 
-    def derivatives(self, free: Sequence[str], at: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form."""
-        moved = [with_logs(self.given, free, at + step) for step in (np.zeros(len(at)), *(_STEP * np.eye(len(at))))]
-        here, *ahead = self.residuals(*moved)
-        slopes: NDArray[np.float64] = (np.stack(ahead, axis=1) - here[:, None]) / _STEP
+    def derivatives(
+        self, free: Sequence[str], at: NDArray[np.float64], here: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form.
+
+        `here` are the residuals themselves, [m], if known.
+        """
+        steps = _STEP * np.eye(len(at))
+        if here is None:
+            steps = np.vstack([np.zeros(len(at)), steps])
+        found = self.residuals(*(with_logs(self.given, free, at + step) for step in steps)).reshape(len(steps), -1)
+        begin, ahead = (found[0], found[1:]) if here is None else (here, found)
+        slopes: NDArray[np.float64] = (np.stack(list(ahead), axis=1) - begin[:, None]) / _STEP
         return slopes
 
     def cost(self, constants: Constants, without: str) -> float:
@@ -159,10 +167,17 @@ class TimesProblem:
         guess = np.array([coded(name, self.guess(name)) for name in free])
         start = guess if near is None else np.array([coded(name, getattr(near.constants, name)) for name in free])
         prior = _SCALE / _REACH * np.eye(len(free))
+        known: dict[bytes, NDArray[np.float64]] = {}  # the last residuals: derivatives are asked for at the same place
+
+        def off_at(at: NDArray[np.float64]) -> NDArray[np.float64]:
+            known.clear()
+            known[at.tobytes()] = self.residuals(with_logs(self.given, free, at))
+            return np.concatenate([*known.values(), prior @ (at - guess)])
+
         found = least_squares(
-            lambda at: np.concatenate([self.residuals(with_logs(self.given, free, at)), prior @ (at - guess)]),
+            off_at,
             start,
-            jac=lambda at: np.concatenate([self.derivatives(free, at), prior]),
+            jac=lambda at: np.concatenate([self.derivatives(free, at, known.get(at.tobytes())), prior]),
             bounds=(np.minimum(start, guess) - _REACH, np.maximum(start, guess) + _REACH),
             loss="soft_l1",
             f_scale=_SCALE,
