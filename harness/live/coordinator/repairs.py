@@ -58,11 +58,15 @@ class Repairs:
         self._ledger.send_table(self._ledger.workers)
 
     def dismiss_retired(self) -> None:
-        """Remove the retiring processes with which nothing would be lost."""
+        """Remove the retiring processes with which nothing would be lost.
+
+        It is in the record at once: they are stopped then, and a successor must not take them for members.
+        """
         if not self._ledger.retiring:
             return
         busy = self._branches.busy
-        self._membership.dismiss_retired(busy)
+        if self._membership.dismiss_retired(busy):
+            self._record.write()
         # The last push of a worker that leaves is mostly later than the snapshot of `ask_to_leave`, and the next regular one
         # may come late or, if training ends, never. One snapshot for all workers: so when none is in a mini-batch.
         if busy.isdisjoint(self._ledger.retiring) and not self._views.recovering:

@@ -58,6 +58,22 @@ def test_fewer_servers_and_workers_without_periodic_snapshots(seed):
     check(memory)
 
 
+@pytest.mark.parametrize("kind", ["worker", "server"])
+def test_a_successor_knows_which_processes_have_left(kind):
+    """They are stopped as soon as nobody needs them. Where they were members again, nobody started them when they were."""
+    memory = start(workers=2, servers=2, snapshot_commits=NEVER)
+    memory.steps(300)
+    leaving = messages.server(memory.setting.servers[1]) if kind == "server" else messages.worker(NODES[1])
+    if kind == "server":
+        memory.coordinator.processes.place((messages.server(memory.setting.servers[0]),), (1.0,), on_demand=True)
+    else:
+        memory.coordinator.training.put(0, replace(memory.setting, workers=NODES[:1]))
+    until_left(memory, [leaving])
+    assert leaving not in memory.restored().ledger.members
+    memory.restart_coordinator()
+    check(memory)
+
+
 def test_a_worker_that_computes_for_long_leaves_with_its_last_push():
     memory = start(workers=3, servers=2, snapshot_commits=NEVER)
     memory.steps(300)

@@ -44,14 +44,17 @@ class Membership:
         for name in names:
             self._ledger.retiring.pop(name, None)
 
-    def dismiss_retired(self, busy: Collection[str]) -> None:
-        """Remove the retiring processes with which nothing would be lost. `busy`: workers that are in a mini-batch."""
+    def dismiss_retired(self, busy: Collection[str]) -> bool:
+        """Remove the retiring processes with which nothing would be lost. `busy`: workers that are in a mini-batch. Returns
+        whether there were any."""
+        before = len(self._ledger.members)
         for name in sorted(self._ledger.retiring):
             if name in self._ledger.members and not self._needed(name, busy):
                 generation = self._ledger.members.pop(name)
                 del self._ledger.retiring[name]
                 if name.startswith("worker/"):
                     self._views.worker_left(name, generation, self.released.get(name, 0))
+        return len(self._ledger.members) < before
 
     def _needed(self, name: str, busy: Collection[str]) -> bool:
         ledger = self._ledger
