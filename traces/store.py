@@ -79,16 +79,18 @@ class Results:
     @property
     def missing(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The runs that the manifest names and no table has, because the comparison was interrupted: seeds by tuner, by
-        scenario. Of an oracle they are missing until it has run some setting on all seeds."""
+        scenario. Of an oracle they are missing until it has run some setting on all seeds. A published site's tuners need
+        not have been played on all of its scenarios (`played_in_part`)."""
         every = pl.concat([self.scores, self.not_applicable, self.draws])
         made: dict[tuple[str, str], set[int]] = {}
         for scenario, tuner, seed in every.select(KEYS).iter_rows():
             made.setdefault((scenario, tuner), set()).add(seed)
         drawn, oracles = drawn_scenarios(self.manifest), self.manifest.get("oracles", [])
+        in_part = self.manifest.get("played_in_part", [])
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for scenario, count in self.manifest.get("seeds_of", {}).items():
             for tuner in self.manifest.get("tuners", []):
-                if scenario in drawn and tuner in oracles:
+                if tuner in in_part or (scenario in drawn and tuner in oracles):
                     continue
                 have = made.get((scenario, tuner), set())
                 # A deployed job has one run, of any seed: it lacks nothing.

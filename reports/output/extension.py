@@ -158,8 +158,8 @@ def _alike(a: object, b: object) -> bool:
 
 
 def _manifest(results: Results, published: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of the results, with the tuners and oracles of the site."""
-    made = dict(results.manifest)
+    """The manifest of the results, with the tuners and oracles of the site, of which no run counts as missing."""
+    made = dict(results.manifest) | {"played_in_part": published.get("tuners", [])}
     for key in ("tuners", "oracles"):
         made[key] = list(dict.fromkeys([*published.get(key, []), *results.manifest.get(key, [])]))
     return made

@@ -160,6 +160,7 @@ def test_a_site_may_lack_runs_of_tuners_that_do_not_apply(site, tmp_path):
     store.write(scores(site).filter(kept), older / "tables" / "scores.parquet", SCORES)
     publish(mine(tmp_path), tmp_path / "out", onto=older)
     assert scores(tmp_path / "out").height == scores(site).height - 3 + 6
+    assert "missing" not in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_new_tuner_that_was_played_on_some_scenarios_is_unfinished(site, tmp_path):
