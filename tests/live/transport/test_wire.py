@@ -41,7 +41,7 @@ def encoded(sender, message, *, short):
 
 def first_frame(row, arrays=b""):
     packed = msgspec.msgpack.encode(row)
-    return b"PSLV\7\0\0\0" + len(packed).to_bytes(4, "little") + packed + bytes(-len(packed) % 4) + arrays
+    return b"PSLV\x08\0\0\0" + len(packed).to_bytes(4, "little") + packed + bytes(-len(packed) % 4) + arrays
 
 
 @given(NAMES, MESSAGES, st.booleans())
@@ -141,8 +141,8 @@ def test_bytes_too_few_or_too_many():
 
 def test_another_version():
     first, *rest = encode("w", STAGE)
-    with pytest.raises(Unreadable, match=r"of version 8: this is version 7"):
-        decode([first[:4] + (8).to_bytes(2, "little") + first[6:], *rest])
+    with pytest.raises(Unreadable, match=r"of version 9: this is version 8"):
+        decode([first[:4] + (9).to_bytes(2, "little") + first[6:], *rest])
 
 
 def test_another_program():
