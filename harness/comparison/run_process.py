@@ -65,9 +65,8 @@ class Progress:
     budget_seconds: float
     loss: float
     accuracy: float
-    silent_seconds: float = (
-        0.0  # of the host, since the last exchange, where it is long: the tuner thinks, or an action runs
-    )
+    # Of the host, since the last exchange, where that is long ago: the tuner thinks, or an action is in progress.
+    silent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
