@@ -68,7 +68,10 @@ class FaultyJob:
     def find(self, name: str) -> tuple[int, int]:
         """The process of a peer, such as ``worker/n0``, and the cluster's node that it is on."""
         pid = process_of(name)
-        return pid, next(i for i in self.cluster.nodes if pid in self.cluster.processes(i))
+        for node in self.cluster.nodes:
+            if pid in self.cluster.processes(node):
+                return pid, node
+        raise LookupError(f"{name} has just ended.")
 
     # ---------------------------------------------------------------------------------------------------------- measurements
 
