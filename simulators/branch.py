@@ -157,7 +157,8 @@ class Branch:
 
     def catch_up(self, now: float) -> None:
         """Bring the progress of all workers to `now`. Call it before inputs change, which hold for what comes after."""
-        self.state = changes.catch_up(self.program, self.inputs, self.state, np.float64(now))
+        if now > float(self.state.clock.seconds):
+            self.state = changes.catch_up(self.program, self.inputs, self.state, np.float64(now))
 
     def resume_at(self, until: float, latest: Branch) -> None:
         """Shift the branch's clock to `until`, as if no time had passed since `until_seconds`. Buckets keep real time: they

@@ -106,6 +106,10 @@ class SimulatedSystem:
             return "target"
         return "running" if "running" in found else found[-1]
 
+    def begin(self) -> None:
+        """Put in force what conditions ask for from the beginning, for who runs `branches` by other means than actions."""
+        self._time.begin_conditions()
+
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done."""
         handlers: Handlers = {

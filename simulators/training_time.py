@@ -71,6 +71,11 @@ class TrainingTime:
         self._control.be_at(end)
         self.now = end
 
+    def begin_conditions(self) -> None:
+        """Put in force what conditions ask for from the beginning. `train` does so by itself."""
+        self.pass_seconds(0.0)
+        self.bring_to_now(self.latest)
+
     def train_unreported(self, branch: Branch, limit: float, *, change_only: bool = False) -> None:
         """Train outside of a window, to `limit` or, with `change_only`, to the end of the reconfiguration; the next window
         reports it."""

@@ -25,7 +25,7 @@ from simulators.jobs import JobSpec
 from simulators.system import SimulatedSystem
 from simulators.workloads.workload import Demand, Workload
 from tuners import policies
-from tuners.actions import Run, Setting, Target
+from tuners.actions import Setting, Target
 
 __all__ = [
     "SEEDS",
@@ -569,19 +569,17 @@ def pushes_of(constants: Constants, row: Row, seeds: Sequence[int], clocks: int)
     nan where fewer are completed. Seeds are lanes of one engine: alone, each would cost more in calls than in computing.
     """
     systems = [system_of(constants, row, seed) for seed in seeds]
-    # The systems make the first push themselves, which puts conditions in force that hold from the beginning.
-    first = [system.perform(Run(clocks=1)).pushes for system in systems]
-    begun = [(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in first]
+    for system in systems:
+        system.begin()
     found = np.full((len(seeds), clocks, 4), np.nan)
-    found[:, :1] = np.array(begun).swapaxes(1, 2) if all(len(p.seconds) for p in first) else np.nan
     branches = [system.branches[0] for system in systems]
     rows = 1 << max(clocks - 1, _FEWEST_ROWS - 1).bit_length()  # a static size: few of them, for few programs
     _, table, used = advance_lanes(
-        branches[0].program, *stacked(branches), np.int32(clocks - 1), np.float64(np.inf), rows=rows, own_data=True
+        branches[0].program, *stacked(branches), np.int32(clocks), np.float64(np.inf), rows=rows, own_data=True
     )
     columns = [Records._fields.index(name) for name in ("seconds", "compute_seconds", "pull_seconds", "push_seconds")]
     for made, rest, count in zip(found, np.asarray(table)[:, :, columns], np.asarray(used), strict=True):
-        made[1 : 1 + count] = rest[:count]
+        made[:count] = rest[:count]
     return found
 
 

@@ -40,42 +40,46 @@ _NONE: Any = np.zeros(0)
 
 def blank(program: Program, inputs: EngineInputs, parameters: Any) -> State:
     """A job at time zero whose workers have not begun: `launch` it."""
-    uneven = program.discipline == "uneven"
-    # Of no policy, so that jobs under any share one program.
-    return _blank(program.model, inputs, parameters, uneven=uneven, threads=program.server_threads)
-
-
-@StoredProgram
-def _blank(model: LearningProgram | None, inputs: EngineInputs, parameters: Any, *, uneven: bool, threads: int) -> State:
-    nodes = inputs.active.shape[0]
-    none, zero = jnp.zeros(nodes, jnp.int32), jnp.asarray(0, jnp.int32)
+    nodes = len(inputs.active)
+    # Of NumPy, so that only what is trained needs a program.
+    none: Any = np.zeros(nodes, np.int32)
+    zero: Any = np.zeros((), np.int32)
     clock = Clock(
-        seconds=jnp.zeros(()),
+        seconds=cast(Any, np.zeros(())),
         flight=timing.all_waiting(
             nodes,
-            jnp.asarray(inputs.bucket_bytes),
-            uneven=uneven,
+            inputs.bucket_bytes,
+            uneven=program.discipline == "uneven",
             snapshots=bool(inputs.snapshots),
             net=inputs.connections,
-            threads=threads,
+            threads=program.server_threads,
         ),
         clocks=none,
         drawn=none,
         pushes=zero,
-        samples=jnp.asarray(0, jnp.int64),
+        samples=cast(Any, np.zeros((), np.int64)),
         version=zero,
         pulled=none,
         grouped=zero,
-        loss=jnp.full(nodes, jnp.nan if model is None else 0.0, jnp.float64),
+        loss=cast(Any, np.full(nodes, np.nan if program.model is None else 0.0)),
         policy=(),
-        left=jnp.asarray(inputs.assigned),
+        left=inputs.assigned,
         timer=_NONE,
-        steps=jnp.ones(nodes if inputs.local_steps.shape[0] else 0, jnp.int32),
-        testing=jnp.asarray(False),
+        steps=cast(Any, np.ones(nodes if len(inputs.local_steps) else 0, np.int32)),
+        testing=cast(Any, np.zeros((), bool)),
         status=zero,
         kept=none if inputs.copies else (),
     )
-    return State(clock, learning.untrained(model, inputs, parameters) if model is not None else None)
+    # Neither the network nor the policy takes part, so that jobs under any share one program.
+    return State(clock, None if program.model is None else _untrained(program.model, _apart(inputs), parameters))
+
+
+_untrained = StoredProgram(learning.untrained)
+
+
+def _apart(inputs: EngineInputs) -> EngineInputs:
+    """`inputs` without how the network is shared, whose shapes differ from setting to setting."""
+    return inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE, snapshots=(), connections=())
 
 
 def launch(
@@ -91,9 +95,9 @@ def launch(
 
     Each computes `offsets` [k] seconds longer in that cycle. `policy` is the new policy's initial state.
     """
-    # Launching does not depend on how the network is shared nor on the old policy's state. Their shapes differ from setting
-    # to setting, though, so that leaving them in would compile `_launch` again after every reconfiguration.
-    alike = inputs._replace(nic_levels=inputs.nic, usage=_NONE, capacity=_NONE, snapshots=(), connections=())
+    # Launching does not depend on how the network is shared nor on the old policy's state, with which `_launch` would be
+    # compiled again after every reconfiguration.
+    alike = _apart(inputs)
     flight, parts = state.clock.flight._replace(parts=()), state.clock.flight.parts
     freed = state._replace(clock=state.clock._replace(policy=(), timer=_NONE, flight=flight))
     together = learning.pull_together(program.model, inputs.active, release)

@@ -101,7 +101,7 @@ class EngineInputs(NamedTuple):
     pull_bytes: Array  # scalar: one full pull, as transferred
     push_bytes: Array  # scalar
     nic: Array  # [k] a worker's own limit, each direction
-    nic_levels: Array  # [t] the values that occur in it
+    nic_levels: Array  # [t] the values that occur in it, the largest perhaps repeated
     serve_out: Array  # scalar: all servers together, pulls; min_j(capacity_j / share_j)
     serve_in: Array  # scalar: the same for pushes
     # [2k, r] resources per byte of each node's pull (first k rows) and push, as `Proportions` in large clusters; see
@@ -457,9 +457,8 @@ def _transfers(
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),
         "nic": costs.nic,
-        # Fewer levels make water-filling cheaper, but their number is a compiled shape. During a reconfiguration every NIC
-        # may be left with another rate, and the shape must not change with each transfer: then there are k levels.
-        "nic_levels": costs.nic if effects.out or effects.into or net else np.unique(costs.nic),
+        # During a reconfiguration every NIC may be left with another rate, and the shape must not change with each transfer.
+        "nic_levels": costs.nic if effects.out or effects.into or net else _levels(costs.nic),
         "serve_out": np.float64(costs.serve_out),
         "serve_in": np.float64(costs.serve_in),
         "usage": usage,
@@ -539,6 +538,18 @@ def _sleeps(
         always = (1.0, own, slow.sd_seconds)
     names = ("sleep_probability", "sleep_mean_seconds", "sleep_sd_seconds")
     return {name: np.where(straggles, a, u) for name, a, u in zip(names, always, usual, strict=True)}
+
+
+def _levels(nic: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values that occur in `nic` [k], the largest repeated: one of them, or a power of two of at least 8, or k.
+
+    Fewer levels make water-filling cheaper, but each number of them is a program of its own.
+    """
+    different = np.unique(nic)
+    if len(different) == 1:
+        return different
+    most = min(len(nic), max(8, 1 << (len(different) - 1).bit_length()))
+    return np.pad(different, (0, most - len(different)), mode="edge")
 
 
 def _buckets(conditions: Conditions, names: tuple[str, ...], taken: Mapping[str, float]) -> dict[str, Any]:

@@ -708,6 +708,7 @@ def test_extras_that_cannot_be_read_are_named(extras, why):
         read_tables(tables([{"run": "a", "seconds": 10.0, "steps": 10, "extras": extras}], [given]))
 
 
+@pytest.mark.slow
 def test_totals_are_fitted_from_both_starts_and_the_better_fit_is_kept(monkeypatch):
     """Totals of a made-up job with a model of 223 MB: its links are busy, and its updates are too short to be told. Started
     where updates are slow, the search ends in updates of 0.14 s, a model of 210 MB, and twice the error."""

@@ -48,7 +48,15 @@ def recorded(links, shares=(), grid=GRID):
     return made
 
 
-@pytest.mark.parametrize("true", [FORMS[0], Sharing("uneven", 1.0), Sharing("fifo", 0.0), Sharing("serial", 0.0)])
+@pytest.mark.parametrize(
+    "true",
+    [
+        FORMS[0],
+        pytest.param(Sharing("uneven", 1.0), marks=pytest.mark.slow),
+        pytest.param(Sharing("fifo", 0.0), marks=pytest.mark.slow),
+        Sharing("serial", 0.0),
+    ],
+)
 def test_the_form_of_a_recording_is_chosen_from_it(true):
     made = choose({"toy": recorded(true)}, GIVEN, FORMS)
     assert made.links == true

@@ -42,10 +42,10 @@ def short(monkeypatch):
 @pytest.mark.parametrize(
     ("network", "chosen", "further"),
     [
-        (Network(), {"fifo"}, {}),
+        pytest.param(Network(), {"fifo"}, {}, marks=pytest.mark.slow),
         (Network(one_queue=True), {"serial"}, {}),
-        (Network(first_come=False), {"maxmin", "uneven"}, {}),
-        (Network(switch="each way"), {"fifo"}, {"switch": "each way"}),
+        pytest.param(Network(first_come=False), {"maxmin", "uneven"}, {}, marks=pytest.mark.slow),
+        pytest.param(Network(switch="each way"), {"fifo"}, {"switch": "each way"}, marks=pytest.mark.slow),
         pytest.param(Network(threads=2), {"fifo"}, {"server_threads": 2}, marks=pytest.mark.slow),
         pytest.param(Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}, marks=pytest.mark.slow),
     ],
@@ -70,6 +70,7 @@ def test_unseen_settings_of_another_simulation_are_predicted(network, chosen, fu
     assert np.mean((-below <= off) & (off <= above)) > 0.7
 
 
+@pytest.mark.slow
 def test_intervals_have_a_form_that_is_not_told_apart(short):
     """Of twelve settings, few have updates that queue: growing ones are likely, and not kept."""
     network = Network(apply_growth=0.5)

@@ -103,6 +103,7 @@ UNLIKE = [
 ]
 
 
+@pytest.mark.slow
 def test_the_closed_form_of_unlike_servers_is_close_to_the_engine():
     """With one station for all servers, these were up to 2.5 times too long, or 10 % too short."""
     off = cycles(GIVEN, UNLIKE) / [float(simulated(GIVEN, r, 4).spans.cycle) for r in UNLIKE] - 1

@@ -283,6 +283,7 @@ def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
     assert not sent["snapshots of the servers"].given["toy"].snapshots
 
 
+@pytest.mark.slow
 def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(monkeypatch):
     """Servers that take .3 s per push: without their updates, the fit has no constant for what more workers wait."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):

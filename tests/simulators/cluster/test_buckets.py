@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -100,17 +101,26 @@ def test_a_bucket_that_is_never_empty_changes_nothing():
 TIGHT = (Bucket(("a", "d"), 150.0, 20.0), Bucket(("e",), 400.0, 35.0))
 
 
-@pytest.mark.parametrize("discipline", ["maxmin", "fifo", "serial"])
-@pytest.mark.parametrize("independent", [False, True], ids=["", "each flow by itself"])
+ROLES = {"asp": {}, "bsp": {"policy": "bsp"}, "both roles": {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}}
+EACH_ONCE = {
+    ("asp", False, "maxmin"),
+    ("bsp", False, "fifo"),
+    ("both roles", False, "serial"),
+    ("both roles", True, "maxmin"),
+}
+
+
 @pytest.mark.parametrize(
-    "changed",
-    [{}, {"policy": "bsp"}, {"workers": NAMES[:4], "servers": NAMES[2:], "batch_size": 4}],
-    ids=["asp", "bsp", "both roles"],
+    ("roles", "independent", "discipline"),
+    [
+        pytest.param(*each, marks=() if each in EACH_ONCE else pytest.mark.slow)
+        for each in product(ROLES, (False, True), ("maxmin", "fifo", "serial"))
+    ],
 )
-def test_the_reference_simulation_agrees_on_buckets(changed, independent, discipline):
+def test_the_reference_simulation_agrees_on_buckets(roles, independent, discipline):
     """Throttled workers and servers, slow-downs, noise: event by event as in the plain simulation."""
     conditions = Conditions(buckets=TIGHT, episodes=(Episode("b", 10.0, 25.0, 2.0),))
-    setting = start(**changed)
+    setting = start(**ROLES[roles])
     machines = cluster(discipline, independent_flows=independent)
     seen = timed(conditions, seed=4, setting=setting, cluster=machines).perform(Run(clocks=150)).pushes
     bound = 0 if setting.policy == "bsp" else np.inf

@@ -214,6 +214,7 @@ def test_servers_that_send_snapshots_and_work(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(overlap=True, snapshot_clocks=(1,)), TWO)
 def test_servers_that_send_snapshots_and_work_as_in_large_clusters(made, policy):
@@ -234,12 +235,14 @@ def test_flows_to_unlike_servers_that_end_by_themselves(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, discipline="fifo", aggregation="sum"), TWO)
 def test_flows_that_end_by_themselves_first_come_first_served(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
 def test_workers_that_serve_first_come_first_served(made, policy):
@@ -254,6 +257,7 @@ def test_workers_that_serve_first_come_first_served_as_in_large_clusters(made, p
         compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
 def test_flows_to_workers_that_serve_first_come_first_served(made, policy):
@@ -266,18 +270,21 @@ def test_servers_that_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_servers_that_work_and_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, discipline="serial", aggregation="sum"), TWO)
 def test_flows_to_servers_that_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_flows_to_workers_that_serve_and_do_one_thing_at_a_time(made, policy):
@@ -305,12 +312,14 @@ def test_a_switch_between_workers_that_serve(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(drawn=SWITCH, network={"switch_both_ways": True}, overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_a_switch_between_workers_that_serve_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(network={"server_threads": 2}), TWO)
 def test_servers_of_two_threads_that_share_them(made, policy):
@@ -323,6 +332,7 @@ def test_servers_of_two_threads_with_a_queue_each_way(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(network={"server_threads": 3}, discipline="serial", aggregation="sum"), TWO)
 def test_servers_of_three_threads_with_one_queue(made, policy):
@@ -335,6 +345,7 @@ def test_flows_to_workers_that_serve(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_that_end_by_themselves_beside_snapshots(made, policy):

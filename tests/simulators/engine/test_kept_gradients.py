@@ -59,7 +59,11 @@ def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
     assert [float(gradient["twice"]), float(gradient["number"]), gradient["row"].tolist()] == [2.0, 0.0, [0.0] * 3]
 
 
-@pytest.mark.parametrize("policy", [policies.asp(), policies.bsp(), policies.k_sync(3)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "policy",
+    [policies.asp(), policies.bsp(), pytest.param(policies.k_sync(3), marks=pytest.mark.slow)],
+    ids=lambda p: p.name,
+)
 def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(policy):
     made = engine_job(64, (96, 48), 6, policy)
     model = made.program.model._replace(rows=())

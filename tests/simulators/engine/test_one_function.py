@@ -1,6 +1,8 @@
 """What XLA is asked to compile as one function: of jobs of many nodes the whole loop, or with a model the events of each
 step, to the same bytes; of small models whole steps: the same times, and losses up to rounding."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tuners.actions import Install
 from tuners.baselines.rivals.ringleader import ringleader_policy
 
 LARGE = Softmax(features=1000, classes=10)  # its gradients stay outside
+slow = partial(pytest.param, marks=pytest.mark.slow)  # further policies and clusters: a program or two each
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
@@ -43,11 +46,11 @@ def in_bytes(made):
     ("policy", "kinds", "conditions"),
     [
         (policies.asp(), 1, {}),
-        (policies.ssp(2), 3, {"sleeps": Sleeps(probability=0.2, mean_seconds=4.0, sd_seconds=1.0)}),
-        (policies.bsp(), 3, {}),
-        (policies.quorum(150, 0.5), 2, {}),
+        slow(policies.ssp(2), 3, {"sleeps": Sleeps(probability=0.2, mean_seconds=4.0, sd_seconds=1.0)}),
+        slow(policies.bsp(), 3, {}),
+        slow(policies.quorum(150, 0.5), 2, {}),
         (policies.asp(), 3, {"discipline": "fifo"}),
-        (policies.ssp(2), 3, {"discipline": "uneven"}),
+        slow(policies.ssp(2), 3, {"discipline": "uneven"}),
         (policies.asp(), 3, {"nodes": 70, "both": True}),
     ],
     ids=[
@@ -71,11 +74,11 @@ def test_the_same_bytes(policy, kinds, conditions):
 @pytest.mark.parametrize(
     ("policy", "kinds", "conditions"),
     [
-        (policies.asp(), 3, {}),
-        (policies.bsp(), 1, {"discipline": "fifo"}),
+        slow(policies.asp(), 3, {}),
+        slow(policies.bsp(), 1, {"discipline": "fifo"}),
         (policies.k_sync(100), 3, {"discipline": "uneven"}),
-        (policies.quorum(150, 0.5), 2, {}),
-        (policies.asp(), 3, {"nodes": 70, "both": True}),
+        slow(policies.quorum(150, 0.5), 2, {}),
+        slow(policies.asp(), 3, {"nodes": 70, "both": True}),
     ],
     ids=["asp", "bsp, fifo", "k_sync, uneven", "a policy with a timer", "all nodes work and serve"],
 )
@@ -154,15 +157,15 @@ def as_one(of):
     ("policy", "more"),
     [
         (policies.asp(), {}),
-        (policies.bsp(), {}),
+        slow(policies.bsp(), {}),
         (policies.ssp(2), {"optimizer": "momentum"}),
-        (policies.k_sync(3), {"aggregation": "mean"}),
+        slow(policies.k_sync(3), {"aggregation": "mean"}),
         (policies.quorum(3, 0.5), {}),
-        (policies.asp(), {"optimizer": "adarevision"}),
-        (policies.asp(), {"setting": {"local_steps": 3}}),
+        slow(policies.asp(), {"optimizer": "adarevision"}),
+        slow(policies.asp(), {"setting": {"local_steps": 3}}),
         (policies.asp(), {"setting": {"workers": ("n0", "n1", "n2"), "servers": ("n0", "n1", "n2")}}),
-        (ringleader_policy(), {}),
-        (policies.asp(), {"nodes": 160}),
+        slow(ringleader_policy(), {}),
+        slow(policies.asp(), {"nodes": 160}),
     ],
     ids=["asp", "bsp", "momentum", "k_sync", "timer", "adarevision", "local steps", "both roles", "table", "many"],
 )

@@ -46,7 +46,8 @@ def test_digits_is_learned_in_half_of_the_time_from_a_cold_a_fair_and_a_hot_star
     assert ours.seconds < 0.5 * theirs.seconds
 
 
-@pytest.mark.parametrize(("name", "share"), [pytest.param("rlp-mild", 0.6, marks=pytest.mark.slow), ("rlp-edge", 0.5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "share"), [("rlp-mild", 0.6), ("rlp-edge", 0.5)])
 def test_near_the_edge_of_stability_fewer_gradients_at_once_reach_the_target_sooner(name, share):
     """Nobody waited: on `rlp-mild` that took longer than not tuning at all. With a trial after four windows it took less
     than half as long; but until then, `policies` 13 looks the same, where that trial took longer than not tuning."""

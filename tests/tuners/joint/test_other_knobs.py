@@ -181,6 +181,7 @@ def test_a_quorum_stays_where_the_rate_is_held(knobs, policy):
     assert begun.training.setting.policy == policy
 
 
+@pytest.mark.slow
 def test_rounds_that_end_without_stragglers_save_a_third_of_the_time():
     found = scenario.parse(QUORUM, name="quorum", origin=Path("quorum.toml"))
     ours, theirs = (play(factory, scenario.system(found, 0)).outcome for factory in (joint, fixed))

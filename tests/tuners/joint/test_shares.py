@@ -141,6 +141,7 @@ def over_fixed(skew, more):
     return ours.seconds / theirs.seconds
 
 
+@pytest.mark.slow
 def test_slow_machines_compute_less_and_hold_less_of_the_data():
     assert over_fixed(0.0, DATA) < 0.6
 
