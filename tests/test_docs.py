@@ -44,8 +44,8 @@ def blocks(language: str, page: str = "README.md") -> list[str]:
 PAGES_WITH_EXAMPLES = [page for page in ("README.md", *PAGES) if blocks("python", page) or blocks("console", page)]
 
 
-SLOW_PAGES = {"simulators/calibration/README.md", "traces/README.md"}
-"""Pages whose examples run apart from the quick tests: they calibrate to whole recordings."""
+SLOW_PAGES = {"reports/papers/README.md", "simulators/calibration/README.md", "traces/README.md"}
+"""Pages whose examples run apart from the quick tests: they calibrate to whole recordings, or play a paper's experiment."""
 
 
 def desk(page: str, folder: Path) -> Path:

@@ -339,6 +339,7 @@ def test_servers_of_three_threads_with_one_queue(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, overlap=True, control_queue=0.8, aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_to_workers_that_serve(made, policy):

@@ -158,7 +158,7 @@ def as_one(of):
     [
         (policies.asp(), {}),
         slow(policies.bsp(), {}),
-        (policies.ssp(2), {"optimizer": "momentum"}),
+        slow(policies.ssp(2), {"optimizer": "momentum"}),
         slow(policies.k_sync(3), {"aggregation": "mean"}),
         (policies.quorum(3, 0.5), {}),
         slow(policies.asp(), {"optimizer": "adarevision"}),
