@@ -179,7 +179,7 @@ def test_a_node_that_will_leave_works_on_but_takes_no_new_role():
 
 def test_no_node_goes_once_the_job_has_ended():
     """Its last checkpoint needs them."""
-    start = ONES.replace("value = 1_000_000", "value = 20")
+    start = ONES.replace("value = 100_000_000", "value = 20")
     made = spec('nodes = [{ nodes = ["n1"], seconds = 1.5, event = "fails" }]', start)
     with LiveSystem(made, PretendProcesses(made.job), emulates=True) as live:
         assert live.perform(Run(clocks=20)).status == "target"

@@ -48,7 +48,7 @@ batch_size = 8
 policy = {{ choice = ["bsp", "asp", "ssp"] }}
 [target]
 metric = "clocks"
-value = 1_000_000
+value = 100_000_000
 check_clocks = 1_000_000
 [budget]
 seconds = 100_000
