@@ -1,7 +1,8 @@
 """A digest of code as it is in memory: equal in two processes only where they trace the same program.
 
 The code in memory counts, not the files: a file may have been edited since it was imported, and a name of a module may have
-been given another value. Followed are our own packages; of the libraries, the caller compares the versions.
+been given another value. Followed are our own packages; of the libraries, the caller compares the versions. A function in a
+file of the user's (`own_code`) is followed, too, to all that it names.
 """
 
 from __future__ import annotations
@@ -9,19 +10,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import jax
 import msgspec
 import numpy as np
 
+from simulators.own_code import is_own
+
 __all__ = ["UnknownCodeError", "digest"]
 
 _OURS = ("simulators", "tuners")
-_LIBRARIES = ("builtins", "functools", "jax", "math", "numpy", "operator", "optax")
+_LIBRARIES = (
+    *("builtins", "collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "typing"),
+    *("jax", "jaxlib", "msgspec", "numpy", "optax"),
+)
+_OF_TUPLES = ("_asdict", "_field_defaults", "_fields", "_make", "_replace")  # what every class of named tuples has
+_WHOLE = ("PjitFunction", "_lru_cache_wrapper")  # wrappers that compute what the function in them does
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
@@ -99,13 +107,14 @@ class _Digest:
         elif isinstance(value, FunctionType):
             self._add_function(value)
         elif isinstance(value, type):
-            self._lead_to(value.__module__)
-            self._say("class", value.__module__, value.__qualname__)
+            self._add_class(value)
         elif isinstance(value, tuple | list):
             self.add(type(value))
             self._add_all("sequence", value)
         elif isinstance(value, np.ndarray | np.generic | jax.Array):
-            self._say("array", str(value.dtype), str(value.shape), np.asarray(value).tobytes().hex())
+            self._add_array(value)
+        elif isinstance(value, ModuleType) and (is_own(value.__name__) or value.__name__.partition(".")[0] in _LIBRARIES):
+            self._say("module", value.__name__)
         elif isinstance(value, Mapping):
             self._add_all("mapping", (item for pair in value.items() for item in pair))
         elif isinstance(value, set | frozenset):
@@ -121,13 +130,65 @@ class _Digest:
             self.add(type(value))
             self._add_all("struct", (getattr(value, field) for field in value.__struct_fields__))
         elif isinstance(getattr(value, "__wrapped__", None), FunctionType) and not self._is_library(value.__wrapped__):
+            if is_own(value.__wrapped__.__module__ or "") and type(value).__name__ not in _WHOLE:
+                raise UnknownCodeError(f"Cannot digest {value!r}: it does not compute {value.__wrapped__!r} alone.")
             self.add(value.__wrapped__)
         elif self._is_library(value):
             self._say("library", value.__module__, value.__qualname__)
         else:
             raise UnknownCodeError(f"Cannot digest {value!r}: it is neither plain nor code of ours.")
 
+    def _add_array(self, array: Any) -> None:
+        if isinstance(array, jax.Array) and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+            array = jax.random.key_data(array)
+        values = np.asarray(array)
+        if values.dtype.kind not in "biufcV" or values.dtype.hasobject:
+            raise UnknownCodeError(f"Cannot digest an array of {values.dtype}: its numbers are not in it.")
+        self._say("array", str(values.dtype), str(values.shape), values.tobytes().hex())
+
+    def _add_class(self, kind: type) -> None:
+        self._say("class", kind.__module__, kind.__qualname__)
+        if not is_own(kind.__module__):
+            if kind.__module__.partition(".")[0] not in (*_OURS, *_LIBRARIES):
+                raise UnknownCodeError(f"Cannot digest {kind.__qualname__!r} of {kind.__module__!r}: it is not ours.")
+            self._lead_to(kind.__module__)
+            return
+        for base in kind.__bases__:
+            self.add(base)
+        made = {*_OF_TUPLES, *getattr(kind, "_fields", ())} if issubclass(kind, tuple) else set()
+        for name, part in sorted(vars(kind).items()):
+            if name == "__call__" or not (name.startswith("__") or name in made or isinstance(part, MemberDescriptorType)):
+                self._say("name", name)
+                self.add(part.fget if isinstance(part, property) else part)
+
+    def _add_own_function(self, function: FunctionType) -> None:
+        """A function of the user's file, with the values of all names in it. The name of its module has the digest of the
+        file. Of what a decorator has made, the code is the decorator's."""
+        where = str(function.__globals__.get("__name__", ""))
+        if not (is_own(where) or where.partition(".")[0] in (*_OURS, *_LIBRARIES)):
+            raise UnknownCodeError(f"Cannot digest {function.__qualname__!r}: it is made by {where!r}, which is not ours.")
+        self._lead_to(where)
+        self._say("function", where, function.__module__, function.__qualname__)
+        try:
+            cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:
+            raise UnknownCodeError(f"Cannot digest {function.__qualname__!r}: it is not complete.") from None
+        self._add_all("parts", (function.__code__, function.__defaults__, function.__kwdefaults__, cells))
+        if is_own(where):
+            names, modules = sorted(set(_names(function.__code__))), [where]
+            for module in modules:
+                space = function.__globals__ if module == where else vars(sys.modules[module])
+                for name in names:
+                    if name in space:
+                        self._say("name", module, name)
+                        self.add(space[name])
+                        near = getattr(space[name], "__name__", "") if isinstance(space[name], ModuleType) else ""
+                        modules += [near] * (is_own(near) and near not in modules)
+
     def _add_function(self, function: FunctionType) -> None:
+        if is_own(function.__module__ or "") or is_own(str(function.__globals__.get("__name__", ""))):
+            self._add_own_function(function)
+            return
         if self._is_library(function):
             self._say("library", function.__module__, function.__qualname__)
             return
@@ -154,6 +215,14 @@ class _Digest:
 
     def _say(self, *words: str) -> None:
         self._words.extend(words)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """All names of globals and attributes in code."""
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from _names(part)
 
 
 @functools.cache  # code never changes; equal code is one entry

@@ -137,7 +137,8 @@ class StoredProgram(Generic[T]):
     def _made(self, args: Any, static: Any, signature: Any) -> tuple[Callable[..., T], T]:
         """The program from the store, or else compiled and stored; and what it returns."""
         store, key = _store, ""
-        if store is not None:
+        # A tree of a user's class may have anything in it; what has no text of its own differs in each process.
+        if store is not None and " at 0x" not in str(signature[0]):
             # Code that is not followed, such as a policy of a user's own, may change at any time: it is not stored.
             with suppress(UnknownCodeError):
                 key = self._key(args[0], static, signature)

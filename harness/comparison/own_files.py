@@ -5,32 +5,30 @@ A results folder's manifest has them, so that runs of two versions are never tak
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.scenario import Scenario
+from harness.scenario import Scenario, own_model
+from simulators.own_code import digest_of, with_neighbours
 from tuners import Entry
 
 __all__ = ["digests_of_scenarios", "digests_of_tuners"]
-
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def digests_of_tuners(entries: Iterable[Entry]) -> dict[str, str]:
     """By name, a digest of the code of every tuner that does not ship; without those whose code is in no file, as in a
     notebook. Raises ValueError where a tuner cannot be imported."""
     found = {entry.name: _code_files(entry) for entry in entries if not entry.embedded}
-    return {name: _digest(files) for name, files in found.items() if files}
+    return {name: digest_of(files) for name, files in found.items() if files}
 
 
 def digests_of_scenarios(scenarios: Iterable[Scenario]) -> dict[str, dict[str, str]]:
-    """By scenario, a digest of every file and folder of the user's that it names, as its text names them."""
+    """By scenario, a digest of every file and folder of the user's that it names, as its text names them, and of the file
+    of a model of the user's. Raises ValueError where the latter does not exist."""
     found = {scenario.name: _files_of(scenario) for scenario in scenarios}
     return {name: files for name, files in found.items() if files}
 
@@ -47,37 +45,7 @@ def _code_files(entry: Entry) -> tuple[Path, ...]:
         return ()
     if hasattr(top, "__path__"):
         return tuple(sorted(Path(origin).parent.rglob("*.py")))
-    return tuple(sorted(_with_neighbours(Path(origin))))
-
-
-def _with_neighbours(module: Path) -> set[Path]:
-    """The file of a module, and those of the folder that it imports, directly or not."""
-    left, found = [module], set[Path]()
-    while left:
-        if (file := left.pop()) in found:
-            continue
-        found.add(file)
-        if file.suffix == ".py" and file.parent.name not in _INSTALLED:
-            left += [near for name in _imported(file) for near in _files_of_module(file.parent, name)]
-    return found
-
-
-def _imported(file: Path) -> Iterator[str]:
-    """The first parts of the names of modules that a file imports."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # a neighbour that is imported later, or never
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.partition(".")[0]
-
-
-def _files_of_module(folder: Path, name: str) -> Sequence[Path]:
-    single = folder / f"{name}.py"
-    return [single] if single.is_file() else sorted((folder / name).rglob("*.py"))
+    return tuple(with_neighbours(Path(origin)))
 
 
 def _files_of(scenario: Scenario) -> dict[str, str]:
@@ -86,10 +54,11 @@ def _files_of(scenario: Scenario) -> dict[str, str]:
         path = scenario.origin.parent / named
         finished = path / "trace.json"  # of a trace; it has the digests of all parts
         if path.is_file() or finished.is_file():
-            found[named] = _digest([path if path.is_file() else finished])
+            found[named] = digest_of([path if path.is_file() else finished])
         elif path.is_dir():
-            found[named] = _digest(sorted(p for p in path.rglob("*") if p.is_file()))
-    return found
+            found[named] = digest_of(sorted(p for p in path.rglob("*") if p.is_file()))
+    model, digest = own_model(scenario)
+    return found | ({model: digest} if model else {})
 
 
 def _named_by(tables: dict[str, Any]) -> Iterator[str]:
@@ -99,11 +68,3 @@ def _named_by(tables: dict[str, Any]) -> Iterator[str]:
     given = [cluster.get("profiles"), workload.get("file"), workload.get("data"), tables.get("recorded", {}).get("trace")]
     given += [role.get("trace") if isinstance(role, dict) else role for role in replay.values()]
     yield from dict.fromkeys(each for each in given if isinstance(each, str) and not each.startswith("shipped:"))
-
-
-def _digest(files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]

@@ -11,7 +11,7 @@ from typing import Any
 from harness.comparison import oracle
 from harness.comparison.run_process import Task
 from harness.families import members, single
-from harness.scenario import Scenario, building, load, matching
+from harness.scenario import Scenario, building, load, matching, own_model
 from harness.scenario.tables import MOST_SEEDS
 from harness.version import HARNESS_VERSION
 from traces.schema import VERSION
@@ -136,7 +136,7 @@ def oracle_tasks(plan: Plan, out: Path, *, record: bool, system: str) -> Iterato
 def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
     """What all tasks of a scenario have."""
     given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
-    return given | {"system": system, "folder": "", "record": record}
+    return given | {"system": system, "folder": "", "record": record, "own_model": own_model(scenario)[1]}
 
 
 def _pickled(entry: Entry) -> bytes:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from harness.machine import collect_garbage_rarely
 
 if TYPE_CHECKING:
+    from harness.scenario import Scenario
     from harness.score import Scored
     from traces.exchanges import Exchange
     from tuners.actions import Setting
@@ -54,6 +55,7 @@ class Task:
     system: str = "harness.scenario:system"  # module:function that makes the system
     record: bool = False  # whether to write a trace
     pickled: bytes = b""  # the tuner's factory by cloudpickle, in place of `plays`, where it is a function of the caller's
+    own_model: str = ""  # digest of the user's file that the workload's model is in; "": it is in none
     limit_seconds: float = math.inf  # of simulated time, after which the run may stop: a longer one cannot be the best
 
 
@@ -128,6 +130,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
+        _check_model(task, scenario)
         factory = _factory(task.plays, task.pickled)
         idle = nothing_to_tune(factory, job(scenario, task.seed))
         system = None if idle else _named(task.system)(scenario, task.seed, task.start)
@@ -154,6 +157,15 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     save(Path(task.folder), scored, exchanges, trace)
     row = scored.score
     return Done(row.status, row.reason, row.completion_seconds, thinking, time.perf_counter() - started, described())
+
+
+def _check_model(task: Task, scenario: Scenario) -> None:
+    """Raise ValueError where the file of the user's model is not that of the comparison's other runs."""
+    from harness.scenario import own_model
+
+    model, digest = own_model(scenario)
+    if digest != task.own_model:
+        raise ValueError(f"{model} is not the file with which the comparison began: it has changed, or is another one here.")
 
 
 def save(folder: Path, scored: Scored, exchanges: tuple[Exchange, ...] | None = (), trace: str = "") -> None:

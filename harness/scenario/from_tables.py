@@ -20,7 +20,17 @@ from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.engine.limits import check_learning, check_links
-from simulators.workloads.catalogue import gradients_of, load_workloads, usual_values, workload, workloads
+from simulators.own_code import digest_of_module
+from simulators.workloads.catalogue import (
+    gradients_of,
+    learnt,
+    load_workloads,
+    usual_values,
+    with_own_model,
+    workload,
+    workloads,
+)
+from simulators.workloads.model_tables import OwnModel
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Setting, Space, Target
 from tuners.near_names import near_names
@@ -37,6 +47,7 @@ __all__ = [
     "finite",
     "knobs_of",
     "known_workload",
+    "own_model",
     "own_workloads",
     "space_of",
     "start_of",
@@ -136,16 +147,45 @@ def known_workload(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTab
 
 
 def own_workloads(table: WorkloadTable, origin: Path, draw: int) -> dict[str, Any]:
-    """The user's own workloads, from the `file` that [workload] names, with drawn constants; none if it names no file."""
-    if table.file is None:
-        return {}
-    path = _beside(origin, table.file)
+    """The user's own workloads, from the `file` that [workload] names, with drawn constants, and the one that [workload]
+    gives a model of the user's; none if it names neither."""
+    own: dict[str, Any] = {}
+    if table.file is not None:
+        path = _beside(origin, table.file)
+        try:
+            own = load_workloads(path)
+        except OSError as error:
+            raise ValueError(f"file: {error}") from None
+        if drawn := draw_of(path, draw) if draw else None:
+            own = drawn.workloads(own)
+    if (table.model is None and not table.model_options) or table.name not in (*own, *workloads()):
+        return own
+    return with_own_model(own, table.name, _file_and_function(table.model, origin), table.model_options)
+
+
+def _file_and_function(named: str | None, origin: Path) -> tuple[Path, str] | None:
+    """File and function of "FILE.py:FUNCTION". Raises ValueError for what is not written so."""
+    if named is None:
+        return None
+    file, _, function = named.rpartition(":")
+    if not (file.endswith(".py") and function.isidentifier()):
+        raise ValueError(f'model: cannot read {named!r}: write FILE.py:FUNCTION, as in "mine.py:make_model".')
+    return _beside(origin, file), function
+
+
+def own_model(scenario: Scenario) -> tuple[str, str]:
+    """The name of the user's file with the workload's model, and a digest of it and of what it imports from its folder;
+    ("", "") if the model is none of the user's. Nothing is run. Raises ValueError where there is no such file."""
+    if scenario.recorded is not None:
+        return "", ""
+    table = scenario.workload
+    model, _ = learnt(table.name, table.overrides, own_workloads(table, scenario.origin, scenario.draw))
+    if not isinstance(model, OwnModel):
+        return "", ""
     try:
-        own = load_workloads(path)
-    except OSError as error:
-        raise ValueError(f"file: {error}") from None
-    drawn = draw_of(path, draw) if draw else None
-    return drawn.workloads(own) if drawn else own
+        return Path(model.file).name, digest_of_module(Path(model.file))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{scenario.origin}: [workload] model: {error}") from None
 
 
 def workload_of(scenario: Scenario) -> Workload:

@@ -32,6 +32,7 @@ from harness.scenario.from_tables import (
     finite,
     knobs_of,
     known_workload,
+    own_model,
     own_workloads,
     space_of,
     start_of,
@@ -288,6 +289,13 @@ def _spec(scenario: Scenario, made: Workload, start: Setting, seed: int) -> JobS
     )
 
 
+def _size(made: Workload) -> int:
+    """Parameters of the model that a workload trains."""
+    import jax
+
+    return 0 if made.proxy is None else sum(leaf.size for leaf in jax.tree.leaves(made.proxy.init(0)))
+
+
 def show(scenario: Scenario) -> str:
     """The scenario's file under a comment that explains its names. The result is a scenario file itself."""
     if scenario.recorded is not None:
@@ -311,6 +319,8 @@ def show(scenario: Scenario) -> str:
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
     if made is not None:
+        if any(model := own_model(scenario)):
+            said.append(f"its model is yours, of {model[0]}, with {_size(made):,} parameters; its demand is as it is")
         start = start_of(scenario)
         training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         counts = ((len(start.workers), "worker"), (len(start.servers), "server"))

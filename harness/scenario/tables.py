@@ -89,6 +89,8 @@ class WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     overrides: dict[str, Any] = {}
     data: str | None = None  # a folder; the path is relative to the scenario's file
+    model: str | None = None  # "FILE.py:FUNCTION", a model of the user's in place of the workload's; relative, too
+    model_options: dict[str, Any] = {}  # further arguments of that function
     file: str | None = None  # the user's own workloads (as `harness calibrate` writes them); relative, too
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
+from simulators import own_code
 from simulators.workloads.data_tables import (
     BreastCancer,
     Cifar10,
@@ -32,7 +33,7 @@ from simulators.workloads.data_tables import (
     Ratings,
     Source,
 )
-from simulators.workloads.model_tables import FactorisationMachine, Model
+from simulators.workloads.model_tables import FactorisationMachine, Model, OwnModel
 from simulators.workloads.workload import Demand, Proxy, Workload
 from tuners.near_names import near_keys, near_names
 
@@ -42,6 +43,7 @@ __all__ = [
     "learnt",
     "load_workloads",
     "usual_values",
+    "with_own_model",
     "workload",
     "workloads",
 ]
@@ -170,7 +172,35 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
             keys = {"": _WorkloadTable.__struct_fields__, "demand": Demand.__struct_fields__}
             said = near_keys(str(error), keys) + _kinds(str(error))
             raise ValueError(f"Cannot read workload {name!r} from {path}: {said}") from error
-    return tables
+    return {name: _with_place(table, path.parent) for name, table in tables.items()}
+
+
+def _with_place(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The table; the file of a model of the user's is relative to the folder."""
+    if (model := table.get("model", {})).get("kind") != "python":
+        return table
+    return {**table, "model": {**model, "file": str(folder / Path(model["file"]).expanduser())}}
+
+
+def with_own_model(
+    tables: Mapping[str, Any], name: str, model: tuple[Path, str] | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`tables` in which workload `name` has the user's model, a file and a function of it, in place of its own; None: only
+    other options. Raises ValueError where it has no data, or where its model is not the user's and takes no options."""
+    table = _table(name, tables)
+    own: dict[str, Any] = dict(table.get("model", {}))
+    if model is not None:
+        if not table.get("data"):
+            raise ValueError(f"model: workload {name!r} has no data to train it on; name another workload.")
+        own = {"kind": "python", "file": str(model[0]), "function": model[1], "options": dict(options)}
+    elif own.get("kind") == "python":
+        own["options"] = dict(own.get("options", {})) | dict(options)
+    else:
+        raise ValueError(
+            f"model_options: they are for a model of your own, and workload {name!r} has none; say model = "
+            '"FILE.py:FUNCTION", or write keys of its model into overrides.'
+        )
+    return dict(tables) | {name: {**table, "model": own}}
 
 
 def _kinds(error: str) -> str:
@@ -221,8 +251,8 @@ def _overridden(name: str, table: Mapping[str, Any], overrides: Mapping[str, Any
 
 def _paths(job: _WorkloadTable) -> tuple[str, ...]:
     """Every name that can be overridden, with its section."""
-    parts = ((s, getattr(job, s)) for s in _SECTIONS)
-    return _PLAIN + tuple(f"{s}.{f}" for s, part in parts if part is not None for f in part.__struct_fields__)
+    parts = [(s, part) for s in _SECTIONS if (part := getattr(job, s)) is not None and not isinstance(part, OwnModel)]
+    return _PLAIN + tuple(f"{s}.{f}" for s, part in parts for f in part.__struct_fields__)
 
 
 def _resolve(name: str, key: str, paths: tuple[str, ...]) -> str:
@@ -255,7 +285,11 @@ def _proxy_of(name: str, job: _WorkloadTable, path: Path | None) -> Proxy | None
     _check_data(name, job, path)
     if job.model is None or job.data is None:
         return None
-    return _proxy(job.model, job.data, "" if path is None else str(path.resolve()), _state(path))
+    data = job.data, "" if path is None else str(path.resolve()), _state(path)
+    if not isinstance(job.model, OwnModel):
+        return _proxy(job.model, *data)
+    # The digest and the options in words are parts of the cache's key: the file may have changed, and 1 is 1.0.
+    return _own_proxy(job.model, *data, own_code.read(Path(job.model.file)).digest, repr(job.model.options))
 
 
 def _state(path: Path | None) -> tuple[tuple[str, int, int], ...]:
@@ -269,6 +303,16 @@ def _state(path: Path | None) -> tuple[tuple[str, int, int], ...]:
 @cache
 def _proxy(model: Model, source: Source, path: str, state: tuple[tuple[str, int, int], ...]) -> Proxy:
     # Imported here, so that listing the workloads does not import JAX.
+    from simulators.workloads import models
+
+    return models.make_proxy(model, _dataset(source, path, state))
+
+
+@lru_cache(maxsize=8)  # versions of a file that its author is writing
+def _own_proxy(
+    model: OwnModel, source: Source, path: str, state: tuple[tuple[str, int, int], ...], digest: str, options: str
+) -> Proxy:
+    del digest, options
     from simulators.workloads import models
 
     return models.make_proxy(model, _dataset(source, path, state))

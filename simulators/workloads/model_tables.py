@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-__all__ = ["Cnn", "Factorisation", "FactorisationMachine", "Logistic", "Lstm", "Mlp", "Model", "Svm", "Transformer"]
+__all__ = [
+    "Cnn",
+    "Factorisation",
+    "FactorisationMachine",
+    "Logistic",
+    "Lstm",
+    "Mlp",
+    "Model",
+    "OwnModel",
+    "ShippedModel",
+    "Svm",
+    "Transformer",
+]
 
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 _Amount: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -73,4 +85,16 @@ class Transformer(_ModelTable, frozen=True, tag="transformer"):
             raise ValueError(f"width {self.width} does not divide by {self.heads} heads")
 
 
-Model: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | FactorisationMachine | Transformer
+class OwnModel(_ModelTable, frozen=True, tag="python"):
+    """A function in a file of the user's, see `simulators.workloads.own_models`."""
+
+    file: str  # the path
+    function: str
+    options: dict[str, Any] = {}  # further arguments of the function
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.function, repr(self.options)))
+
+
+ShippedModel: TypeAlias = Logistic | Svm | Mlp | Cnn | Lstm | Factorisation | FactorisationMachine | Transformer
+Model: TypeAlias = ShippedModel | OwnModel

@@ -29,6 +29,8 @@ from simulators.workloads.model_tables import (
     Lstm,
     Mlp,
     Model,
+    OwnModel,
+    ShippedModel,
     Svm,
     Transformer,
 )
@@ -43,6 +45,11 @@ _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
 def make_proxy(model: Model, dataset: Dataset) -> Proxy:
     """The model together with its data. Raises ValueError where the two do not fit."""
+    if isinstance(model, OwnModel):
+        from simulators.workloads import own_models
+
+        functions = own_models.functions(model, dataset)
+        return Proxy(*functions, *jax.device_put((dataset.train, dataset.valid)))
     reads_text = dataset.train[-1].ndim == 2  # every character has a label
     if reads_text != isinstance(model, Transformer):
         advice = "give a transformer, or other data" if reads_text else "a transformer reads text; give another model"
@@ -59,7 +66,7 @@ def make_proxy(model: Model, dataset: Dataset) -> Proxy:
 
 
 @cache
-def _functions(model: Model, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
+def _functions(model: ShippedModel, shape: tuple[int, ...], classes: int) -> tuple[_Init, _PerSample, _PerSample]:
     if isinstance(model, FactorisationMachine):
         raise ValueError("Cannot train a factorisation machine on data without embedding tables.")  # noqa: TRY004
     if isinstance(model, Factorisation):

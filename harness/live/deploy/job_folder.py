@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from harness.scenario import Scenario
+from harness.scenario import Scenario, own_model
 from harness.version import HARNESS_VERSION
 from traces.exchanges import Exchange, LogStream, decode, encode, lines_of
 from traces.store import write_bytes
@@ -72,6 +72,8 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
     manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
     manifest |= {"emulate": emulate or "nothing"}
+    model, digest = own_model(scenario)
+    manifest |= {"own_model": digest} if model else {}
     # A job that was stopped before its first checkpoint cannot be resumed, and its files may be overwritten.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= _BEFORE_CHECKPOINT
     if fresh and resume:
@@ -81,7 +83,7 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
             raise ValueError(
                 f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
             )
-        _check_same(out, manifest, scenario)
+        _check_same(out, manifest, scenario, model)
         _check_not_over(out)
     with private(), _locked(out):
         yield JobFolder(out, scenario, manifest, fresh=fresh)
@@ -119,13 +121,18 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario) -> None:
+def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario, model: str) -> None:
     try:
         found = json.loads((out / "deploy.json").read_text("utf-8"))
         text = (out / "scenario.toml").read_text("utf-8")
     except (OSError, ValueError) as error:
         raise ValueError(f"Cannot resume from {out}: it is not the folder of a deployed job ({error}).") from None
     for key, wanted in manifest.items():
+        if key == "own_model" and found.get(key) != wanted:
+            raise ValueError(
+                f"Cannot resume from {out}: {model} has changed since. Name another folder with --out, or go back to the "
+                "file as it was."
+            )
         if found.get(key) != wanted:
             raise ValueError(
                 f"Cannot resume from {out}: it was deployed with {key} {found.get(key)}, and this is {wanted}. "

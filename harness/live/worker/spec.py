@@ -22,7 +22,7 @@ from harness.live.protocol.blocks import Layout, TableShape
 from harness.live.protocol.messages import Release
 from harness.live.worker.row_look_ups import RowLookUps, TablesAndRest
 from harness.live.worker.tasks import Computed, TaskKind, WorkerTask
-from harness.scenario import Scenario, job, parse, workload_of
+from harness.scenario import Scenario, job, own_model, parse, workload_of
 from simulators import jobs
 from simulators.engine import inputs, learning
 from simulators.engine.learning import LearningProgram, TrainingData
@@ -56,10 +56,11 @@ class Spec:
     origin: str  # the file that the text was read from, for its relative paths
     text: str
     seed: int
+    own_model: str = ""  # digest of the user's file that the workload's model is in; "": it is in none
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> Spec:
-        return cls(scenario.name, str(scenario.origin), scenario.text, seed)
+        return cls(scenario.name, str(scenario.origin), scenario.text, seed, own_model(scenario)[1])
 
     @cached_property
     def scenario(self) -> Scenario:
@@ -72,6 +73,11 @@ class Spec:
 
     @cached_property
     def workload(self) -> Workload:
+        if (model := own_model(self.scenario))[1] != self.own_model:
+            raise ValueError(
+                f"Cannot go on with {self.name}: {model[0]} is not the file with which the job began. Every machine needs "
+                "the same file at the same place, and it must not change while the job runs."
+            )
         made = workload_of(self.scenario)
         if made.proxy is None:
             raise ValueError(
@@ -240,7 +246,7 @@ class Spec:
         self.live_job.shards(setting)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed")}
+        return {name: self.__dict__[name] for name in ("name", "origin", "text", "seed", "own_model")}
 
     def _model(self, samples: int) -> LearningProgram:
         made = learning.learning_program(self.workload, self.job.space, samples)

@@ -45,8 +45,8 @@ def play(folder: Path, out: str, *tuners: str, **options: object) -> list[int]:
         if isinstance(event, Planned):
             before.append(event.made_before)
 
-    given: dict[str, object] = {"seeds": 1, "system": arena.SYSTEM} | options
-    compare([folder / "tiny.toml"], tuners, out=folder / out, watch=watch, **given)  # type: ignore[arg-type]
+    given: dict[str, object] = {"seeds": 1, "system": arena.SYSTEM, "watch": watch} | options
+    compare([folder / "tiny.toml"], tuners, out=folder / out, **given)  # type: ignore[arg-type]
     return before
 
 
@@ -85,6 +85,58 @@ def test_a_file_that_a_scenario_names_must_be_as_it_was(folder: Path) -> None:
     (folder / "made.toml").write_text(calibrated_toml(nic_bytes_per_second=(5e5, 3e6)))
     with pytest.raises(ValueError, match=r"made\.toml, which scenario 'tiny' names, has changed since"):
         play(folder, "out", "fixed", seeds=2, resume=True)
+
+
+MODEL = """
+import jax.numpy as jnp
+from own_layers import SCALE
+
+def make_model(shape, classes):
+    init = lambda key: SCALE * jnp.ones((64, classes))
+    return init, lambda parameters, x: x.reshape(len(x), -1) @ parameters
+"""
+
+
+@pytest.fixture
+def modelled(folder: Path) -> Path:
+    """The folder, whose scenario trains a model in two files."""
+    text = arena.TINY.replace('"cruise-nmf"', '"digits-logistic"\nmodel = "own_model.py:make_model"')
+    (folder / "tiny.toml").write_text(text)
+    (folder / "own_model.py").write_text(MODEL)
+    (folder / "own_layers.py").write_text("SCALE = 1.0\n")
+    return folder
+
+
+def test_a_model_of_the_users_must_be_as_it_was(modelled: Path) -> None:
+    play(modelled, "out", "fixed")
+    assert store.read_manifest(modelled / "out")["own_files"]["tiny"].keys() == {"own_model.py"}
+    assert play(modelled, "out", "fixed", resume=True) == [1]
+    (modelled / "own_layers.py").write_text("SCALE = 2.0\n")
+    with pytest.raises(ValueError, match=r"own_model\.py, which scenario 'tiny' names, has changed since"):
+        play(modelled, "out", "fixed", seeds=2, resume=True)
+
+
+def test_a_model_that_changes_meanwhile_is_a_row_with_the_reason(modelled: Path) -> None:
+    def watch(event: object) -> None:
+        if isinstance(event, Planned):
+            (modelled / "own_layers.py").write_text("SCALE = 3.0\n")
+
+    play(modelled, "out", "fixed", watch=watch)
+    row = store.load_results(modelled / "out").scores.row(0, named=True)
+    assert row["status"] == "error"
+    assert "own_model.py is not the file with which the comparison began" in row["reason"]
+
+
+def test_a_model_that_cannot_be_trained_is_refused_by_every_command(
+    modelled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (modelled / "own_layers.py").write_text("SCALE = 1j\n")
+    scenario = str(modelled / "tiny.toml")
+    for command in (["compare", scenario, "--tuners", "fixed", "--out", str(modelled / "out")], ["play", scenario, "fixed"]):
+        assert main(command) == 2
+        assert "init returned parameters all of complex64: they have to be float32." in capsys.readouterr().err
+    assert main(["show", scenario]) == 2
+    assert not (modelled / "out").exists()
 
 
 def test_what_the_digests_are_of(folder: Path) -> None:

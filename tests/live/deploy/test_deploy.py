@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -276,6 +277,32 @@ def begun(out, *, tuner="fixed", seed=0):
         job_folder.ExchangeLog(job_folder.KeptExchanges(out), out).close()
         state = {"seconds": 1.0, "branch": 0, "exchanges": 0}
         checkpoint_file.save(out / job_folder.CHECKPOINT, Checkpoint({"0/parameters": np.ones(650, np.float32)}, state))
+
+
+def copied(spec):
+    """As another process gets it."""
+    return pickle.loads(pickle.dumps(spec))  # noqa: S301
+
+
+def test_a_job_whose_model_of_the_users_has_changed_is_not_resumed(here, capsys):
+    text = (
+        "def make_model(shape, classes):\n    return lambda _: {zeros}((64, classes)), lambda p, x: x.reshape(-1, 64) @ p\n"
+    )
+    (here / "mine.py").write_text("from jax.numpy import zeros\n" + text.format(zeros="zeros"))
+    (here / "small.toml").write_text(re.sub(r"(?m)^name = .*", r'\g<0>\nmodel = "mine.py:make_model"', SMALL))
+    begun(here / "out")
+    assert main(["deploy", "small.toml", "--out", "out"]) == 0
+    assert "640 parameters" in capsys.readouterr().out
+    spec, other = Spec.of(load("small.toml"), 0), Spec.of(load("small.toml"), 1)
+    assert copied(spec).parameters.tobytes() == spec.parameters.tobytes()
+    (here / "mine.py").write_text("from jax.numpy import ones\n" + text.format(zeros="ones"))
+    assert "mine.py has changed since. Name another folder" in refused(
+        capsys, "--live", "small.toml", "--out", "out", "--resume"
+    )
+    with pytest.raises(
+        ValueError, match=r"mine\.py is not the file with which the job began\. Every machine needs the same"
+    ):
+        _ = copied(other).workload
 
 
 def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
