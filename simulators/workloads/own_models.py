@@ -37,6 +37,9 @@ _Batch: TypeAlias = tuple[Array, ...]
 _Init: TypeAlias = Callable[[int], Any]
 _PerSample: TypeAlias = Callable[[Any, _Batch], Array]
 
+# The engine sets this, too: with another setting, its processes would compile these programs again.
+jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+
 _TRIED = 4  # samples, with which functions are called
 _LONGEST = 300  # characters of an error's message that are told
 
@@ -232,14 +235,16 @@ class _Check:
         for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
             if not np.isfinite(leaf).all():
                 raise self._refusal(f"init returned parameters{jax.tree_util.keystr(path)} that are not finite")
-        samples = len(self._dataset.train[0])
-        others = np.arange(_TRIED, 2 * _TRIED)
-        others[0] = 0  # the first sample is in both batches
+        samples, at = len(self._dataset.train[0]), np.arange(_TRIED)
+        others = np.where(at, at + _TRIED, 0)  # the first sample is in both batches
+        near = jax.tree.map(_near, parameters)  # where first weights of 0 hide nothing
         with self._told("the loss failed"):
-            found = [np.asarray(_tried(losses, parameters, self._rows(at % samples))) for at in (np.arange(_TRIED), others)]
-        if not np.isfinite(found[0][0]).all():
+            first, one, other = (
+                np.asarray(_losses_of(losses, of, self._rows(rows % samples)))
+                for of, rows in ((parameters, at), (near, at), (near, others))
+            )
+        if not np.isfinite(first).all():
             raise self._refusal("the loss of the first parameters is not finite")
-        (_, one), (_, other) = found
         if np.isfinite([one[0], other[0]]).all() and not np.isclose(one[0], other[0], rtol=1e-3, atol=1e-5):
             raise self._refusal(
                 "the loss of a sample depends on the other samples of its mini-batch, as batch normalisation makes it: "
@@ -278,8 +283,10 @@ def _kind(made: Any) -> str:
     return f"a {kind} of {len(made)}" if isinstance(made, tuple | list) else f"a {kind}"
 
 
+def _near(parameters: Any) -> Any:
+    return parameters + np.float32(0.01) * np.cos(np.arange(parameters.size, dtype=np.float32)).reshape(parameters.shape)
+
+
 @StoredProgram
-def _tried(losses: _PerSample, parameters: Any, batch: _Batch) -> Array:
-    """Losses at the parameters, and near them: there, first weights of 0 hide nothing; [2, n]."""
-    near = jax.tree.map(lambda p: p + 0.01 * jnp.cos(jnp.arange(p.size, dtype=p.dtype)).reshape(p.shape), parameters)
-    return jnp.stack([losses(parameters, batch), losses(near, batch)])
+def _losses_of(losses: _PerSample, parameters: Any, batch: _Batch) -> Array:
+    return losses(parameters, batch)

@@ -236,8 +236,8 @@ def test_programs_are_stored_of_what_can_be_digested_only(mine, monkeypatch):
     for text in (LINEAR, LINEAR.replace("+ parameters", "- parameters")):
         mine.write_text(text)
         made = proxy(mine)
-        StoredProgram(own_models._tried.__wrapped__)(made.losses, made.init(0), tuple(c[:4] for c in made.train))
-    assert len({key for key in keys if "_tried" in key}) == 2
+        StoredProgram(own_models._losses_of.__wrapped__)(made.losses, made.init(0), tuple(c[:4] for c in made.train))
+    assert len({key for key in keys if "_losses_of" in key}) == 2
     mine.write_text(
         LINEAR.replace("import jax", "import threading\nLOCK = threading.Lock()\nimport jax").replace(
             "        return jnp.ten", "        LOCK.locked()\n        return jnp.ten"
@@ -246,7 +246,7 @@ def test_programs_are_stored_of_what_can_be_digested_only(mine, monkeypatch):
     keys.clear()
     with pytest.raises(UnknownCodeError):
         digest(proxy(mine).losses)
-    assert keys == [] or all("_tried" not in key for key in keys)
+    assert keys == [] or all("_losses_of" not in key for key in keys)
 
 
 @pytest.mark.parametrize(
