@@ -18,7 +18,7 @@ from harness.comparison import oracle_cache, pool, results, results_folder
 from harness.comparison.own_files import digests_of_scenarios, digests_of_tuners
 from harness.comparison.plan import oracle_tasks, planned
 from harness.comparison.run_process import Done, Progress, Task
-from harness.scenario import Scenario, own_model, workload_of
+from harness.scenario import Scenario, workload_of
 from tuners import Entry, resolve
 
 __all__ = ["Event", "Finished", "Planned", "RunKey", "Underway", "Work", "compare"]
@@ -106,7 +106,7 @@ def compare(
     if device != _CPU:
         _check_device(device, address)
     for scenario in plan.scenarios:
-        if any(own_model(scenario)):
+        if plan.own_models[scenario.name]:
             workload_of(scenario)  # tries the user's model
     manifest = plan.manifest(seeds) | ({"device": device} if work is None else {"system": "live"})
     own = {"own_tuners": digests_of_tuners(plan.entries), "own_files": digests_of_scenarios(plan.scenarios)}

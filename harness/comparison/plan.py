@@ -30,6 +30,7 @@ class Plan:
     draws: dict[str, list[str]]  # by scenario: those that differ from it in a draw of its calibrated constants
     entries_of: dict[str, tuple[Entry, ...]]  # by scenario: those that are played there
     tasks: tuple[Task, ...]
+    own_models: dict[str, str]  # by scenario: digest of the user's file that its model is in; "": it is in none
 
     @property
     def contestants(self) -> tuple[str, ...]:
@@ -82,9 +83,12 @@ def planned(
     # Draws are there to compare contestants; the oracle of each would be a search of its own.
     contestants = tuple(e for e in entries if e.contestant)
     entries_of = {s.name: entries for s in loaded} | {name: contestants for each in draws.values() for name in each}
-    tasks = [t for s in loaded for t in _tasks(s, entries_of[s.name], counts[s.name], system, record=record)]
+    models = {s.name: own_model(s)[1] for s in loaded}
+    tasks = [
+        t for s in loaded for t in _tasks(s, entries_of[s.name], counts[s.name], _given(s, models, system, record=record))
+    ]
     # First seed 0 of all scenarios and tuners, then seed 1: an interrupted comparison can be compared, too.
-    return Plan(loaded, entries, counts, draws, entries_of, tuple(sorted(tasks, key=lambda t: t.seed)))
+    return Plan(loaded, entries, counts, draws, entries_of, tuple(sorted(tasks, key=lambda t: t.seed)), models)
 
 
 def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
@@ -108,9 +112,8 @@ def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
     return [single(name) for name in members(which)] if kind == "drawn" else matching(str(scenario))
 
 
-def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, system: str, *, record: bool) -> Iterator[Task]:
+def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, given: dict[str, Any]) -> Iterator[Task]:
     """The contestants' runs, and those that an oracle wants whatever the contestants do."""
-    given = _given(scenario, system, record=record)
     for entry in entries:
         if entry.contestant:
             pickled = _pickled(entry)
@@ -128,15 +131,15 @@ def oracle_tasks(plan: Plan, out: Path, *, record: bool, system: str) -> Iterato
             if not entry.contestant:
                 wanted = oracle.wanted(out, scenario, entry.name, list(plan.contestants), plan.counts[scenario.name])
                 for name, start, seed, limit in wanted:
-                    given = _given(scenario, system, record=record)
+                    given = _given(scenario, plan.own_models, system, record=record)
                     limit_seconds = math.inf if record else limit  # every run leaves its trace
                     yield Task(**given, seed=seed, tuner=name, plays="fixed", start=start, limit_seconds=limit_seconds)
 
 
-def _given(scenario: Scenario, system: str, *, record: bool) -> dict[str, Any]:
+def _given(scenario: Scenario, models: dict[str, str], system: str, *, record: bool) -> dict[str, Any]:
     """What all tasks of a scenario have."""
     given: dict[str, Any] = {"scenario": scenario.name, "origin": str(scenario.origin), "text": scenario.text}
-    return given | {"system": system, "folder": "", "record": record, "own_model": own_model(scenario)[1]}
+    return given | {"system": system, "folder": "", "record": record, "own_model": models[scenario.name]}
 
 
 def _pickled(entry: Entry) -> bytes:

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.resources import files
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,7 +65,7 @@ def scenario(
         calibration: which draw of calibrated constants is used.
 
     Raises ValueError, which names table and key, for a scenario that is not valid. Relative paths are relative to the
-    folder of the base's file, or to the working folder.
+    folder of the base's file, or to the working folder where there is no base or one that ships.
     """
     given: dict[str, Any] = {
         "cluster": cluster,
@@ -92,7 +93,8 @@ def scenario(
     tables: dict[str, Any] = tomllib.loads(found.text) if found else {"summary": named}
     tables |= {} if summary is None else {"summary": summary}
     tables |= {table: _changed(table, tables.get(table, {}), keys) for table, keys in changes.items()}
-    folder = found.origin.parent if found else Path()
+    ships = found is not None and found.origin.parent == Path(str(files("harness") / "scenarios"))
+    folder = Path() if found is None or ships else found.origin.parent
     origin = folder / f"harness.scenario({named!r})"  # no file; relative paths start at its folder
     try:
         return parse(_toml(tables), name=named, origin=origin)

@@ -15,8 +15,9 @@ functions are traced under 32 bits, also within the engine's programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,10 +71,17 @@ def _proxy_functions(made: tuple[Any, ...], dataset: Dataset) -> tuple[_Init, _P
 
 def _in_32_bits(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*arguments: Any) -> Any:
-        with jax.enable_x64(False):
+        with _32_bits():
             return function(*arguments)
 
     return called
+
+
+def _32_bits() -> AbstractContextManager[None]:
+    # Before JAX 0.8 it was experimental.
+    place: Any = jax if hasattr(jax, "enable_x64") else import_module("jax.experimental")
+    made: AbstractContextManager[None] = place.enable_x64(False)
+    return made
 
 
 def _first_parameters(init: Callable[[Array], Any], seed: int) -> Any:
@@ -161,7 +169,7 @@ class _Check:
             raise self._refusal(f"{name}({words}) cannot be called: {error}") from None
         except ValueError:  # a callable without a signature
             pass
-        with self._told(f"{name}({words}) failed"), jax.enable_x64(False):
+        with self._told(f"{name}({words}) failed"), _32_bits():
             made = function(*given, **options)
         if not (isinstance(made, tuple | list) and len(made) in (2, 3) and all(map(callable, made))):
             raise self._refusal(

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
-from harness.scenario import Scenario, embedded, job, load, parse, show, system
+from harness.scenario import Scenario, embedded, job, load, own_model, parse, show, system
 from harness.scenario.building import _toml, scenario
 from harness.scenario.tables import RecordedTables, Tables
 from tuners.actions import Run
@@ -203,6 +203,13 @@ def test_what_no_run_computes_is_refused_before_any_run(tables: dict[str, Any], 
     given["cluster"] = {"nodes": [{"type": "m4.xlarge", "count": 3}]} | tables.get("cluster", {})
     with pytest.raises(ValueError, match=message):
         scenario(name="none", **(given | {"start": start}))
+
+
+def test_on_a_scenario_that_ships_paths_start_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    for base in ("digits", "digits[seconds=3600]", load("digits"), scenario("digits", name="other", seeds=2)):
+        assert own_model(scenario(base, name="own", workload={"model": "mine.py:make_model"}))[0] == "mine.py"
 
 
 def test_paths_start_at_the_bases_folder(tmp_path: Path) -> None:
