@@ -7,6 +7,7 @@ file of the user's (`own_code`) is followed, too, to all that it names.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import sys
@@ -175,7 +176,9 @@ class _Digest:
             raise UnknownCodeError(f"Cannot digest {function.__qualname__!r}: it is not complete.") from None
         self._add_all("parts", (function.__code__, function.__defaults__, function.__kwdefaults__, cells))
         if is_own(where):
-            names, modules = sorted(set(_names(function.__code__))), [where]
+            self._check_imports(function)
+            names = sorted({name for part in _parts(function.__code__) for name in part.co_names})
+            modules = [where]
             for module in modules:
                 space = function.__globals__ if module == where else vars(sys.modules[module])
                 for name in names:
@@ -184,6 +187,15 @@ class _Digest:
                         self.add(space[name])
                         near = getattr(space[name], "__name__", "") if isinstance(space[name], ModuleType) else ""
                         modules += [near] * (is_own(near) and near not in modules)
+
+    @staticmethod
+    def _check_imports(function: FunctionType) -> None:
+        for part in _parts(function.__code__):
+            for step in dis.get_instructions(part):
+                if step.opname == "IMPORT_NAME" and str(step.argval).partition(".")[0] not in _LIBRARIES:
+                    raise UnknownCodeError(
+                        f"Cannot digest {function.__qualname__!r}: it imports {step.argval!r} when called."
+                    )
 
     def _add_function(self, function: FunctionType) -> None:
         if is_own(function.__module__ or "") or is_own(str(function.__globals__.get("__name__", ""))):
@@ -217,12 +229,12 @@ class _Digest:
         self._words.extend(words)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """All names of globals and attributes in code."""
-    yield from code.co_names
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    """Code, and that of the functions that are defined in it."""
+    yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            yield from _names(part)
+            yield from _parts(part)
 
 
 @functools.cache  # code never changes; equal code is one entry

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import jax
@@ -31,6 +33,7 @@ from simulators.own_code import OwnCode, read
 from simulators.stored_programs import StoredProgram
 from simulators.workloads.datasets import Arrays, Dataset
 from simulators.workloads.model_tables import OwnModel
+from tuners.near_names import did_you_mean
 
 __all__ = ["functions"]
 
@@ -160,7 +163,8 @@ class _Check:
             module = self._code.module()
         function = getattr(module, name, None)
         if not callable(function):
-            raise self._refusal(f"the file has no function {name}")
+            named = [key for key, value in vars(module).items() if isinstance(value, FunctionType)]
+            raise self._refusal(f"the file has no function {name}.{did_you_mean(get_close_matches(name, named))}")
         given = tuple(self._dataset.shape), self._dataset.classes
         words = ", ".join([*map(repr, given), *(f"{key}={value!r}" for key, value in options.items())])
         try:
@@ -268,14 +272,15 @@ class _Check:
         try:
             yield
         except (Exception, SystemExit) as error:  # a program that runs as it is imported may end, too
-            said = " ".join(str(error).strip().split("\n\n")[0].split())
+            said = " ".join(str(error).strip().split("\n\n")[0].split()).rstrip(".")
             said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
             line = self._code.line(error)
             where = f" ({line})" if line else ""
             raise self._refusal(f"{what}: {type(error).__name__}{': ' if said else ''}{said}{where}") from error
 
     def _refusal(self, what: str) -> ValueError:
-        return ValueError(f"Cannot train the model {self._model.function} of {self._model.file}: {what.rstrip('.')}.")
+        what += "" if what.endswith(("?", ".")) else "."
+        return ValueError(f"Cannot train the model {self._model.function} of {self._model.file}: {what}")
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -259,6 +259,8 @@ def test_programs_are_stored_of_what_can_be_digested_only(mine, monkeypatch):
         ("KEY = polars.col('a')", False),
         ("class KEY(threading.Thread):\n    pass", False),
         ("KEY = jax.custom_jvp(lambda x: x)", False),
+        ("def KEY(x):\n    import math\n    return math.pi * x", True),
+        ("def KEY(x):\n    def inner():\n        import polars.selectors\n    return x", False),
     ],
 )
 def test_what_a_model_names_is_digested_or_unknown(mine, lines, is_known):
@@ -341,7 +343,7 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(mine, lines, said):
 
 def test_files_and_functions_that_do_not_exist_are_refused(mine):
     for text, said in (
-        ("def other(): pass", "the file has no function make_model"),
+        ("def make_modle(): pass", "the file has no function make_model. Did you mean 'make_modle'?"),
         ("make_model = 3", "the file has no function make_model"),
         (
             "import nothing_of_this_name",
