@@ -75,8 +75,8 @@ def test_the_same_bytes(policy, kinds, conditions):
     ("policy", "kinds", "conditions"),
     [
         slow(policies.asp(), 3, {}),
-        slow(policies.bsp(), 1, {"discipline": "fifo"}),
-        (policies.k_sync(100), 3, {"discipline": "uneven"}),
+        (policies.bsp(), 1, {"discipline": "fifo"}),
+        slow(policies.k_sync(100), 3, {"discipline": "uneven"}),
         slow(policies.quorum(150, 0.5), 2, {}),
         slow(policies.asp(), 3, {"nodes": 70, "both": True}),
     ],

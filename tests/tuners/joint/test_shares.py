@@ -146,6 +146,7 @@ def test_slow_machines_compute_less_and_hold_less_of_the_data():
     assert over_fixed(0.0, DATA) < 0.6
 
 
+@pytest.mark.slow
 def test_where_workers_data_differ_their_loads_become_equal_again():
     """What fast workers' data alone had taught the model took three times as long to unlearn as the job does."""
     assert over_fixed(0.7, "") < 1.3
