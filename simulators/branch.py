@@ -157,7 +157,7 @@ class Branch:
 
     def catch_up(self, now: float) -> None:
         """Bring the progress of all workers to `now`. Call it before inputs change, which hold for what comes after."""
-        if now > float(self.state.clock.seconds):
+        if now > float(self.state.clock.seconds):  # not where a push has just ended, or nothing has begun
             self.state = changes.catch_up(self.program, self.inputs, self.state, np.float64(now))
 
     def resume_at(self, until: float, latest: Branch) -> None:

@@ -107,7 +107,8 @@ class SimulatedSystem:
         return "running" if "running" in found else found[-1]
 
     def begin(self) -> None:
-        """Put in force what conditions ask for from the beginning, for who runs `branches` by other means than actions."""
+        """Put in force the conditions that hold from the beginning, as the first `Run` does. For callers that train
+        `branches` in the engine themselves, without `perform`."""
         self._time.begin_conditions()
 
     def perform(self, action: Action[T]) -> T:

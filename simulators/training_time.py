@@ -72,7 +72,7 @@ class TrainingTime:
         self.now = end
 
     def begin_conditions(self) -> None:
-        """Put in force what conditions ask for from the beginning. `train` does so by itself."""
+        """Put in force the conditions that hold from the beginning, as `train` does before the first push."""
         self.pass_seconds(0.0)
         self.bring_to_now(self.latest)
 

@@ -541,7 +541,8 @@ def _sleeps(
 
 
 def _levels(nic: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values that occur in `nic` [k], the largest repeated: one of them, or a power of two of at least 8, or k.
+    """The values that occur in `nic` [k]. The largest is repeated until they are as many as a power of two, at least 8, but
+    at most k; one value stays one.
 
     Fewer levels make water-filling cheaper, but each number of them is a program of its own.
     """
