@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+import random
 import re
 import shlex
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 
@@ -58,13 +59,34 @@ def desk(page: str, folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """What is started here may use one core, where the system can say so."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {random.choice(sorted(cores))})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def shell(command: list[str], folder: Path) -> str:
-    """Run a command, which must succeed, with this environment's programs first on the path; return what it prints."""
+    """Run a command, which must succeed, with this environment's programs first on the path; return what it prints.
+
+    On one core, so that a comparison starts one process: each takes seconds to import the libraries and to compile.
+    """
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"PATH": programs, "COLUMNS": "100"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)  # noqa: S603
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    with on_one_core():
+        started = subprocess.Popen(  # noqa: S603
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    printed, said = started.communicate()
+    assert started.returncode == 0, f"{shlex.join(command)}\n{printed}{said}"
+    return printed
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_modules_and_scripts_use_our_packages(tmp_path: Path, start: str) -> Non
     for name in ("reports", "simulators"):
         (tmp_path / name).mkdir()
     (tmp_path / "tiny.toml").write_text(arena.TIMING)
-    (tmp_path / "use.py").write_text("import harness\nprint(harness.compare('tiny.toml', 'fixed', seeds=1, jobs=1))\n")
+    (tmp_path / "use.py").write_text("import harness\nprint(harness.play('tiny.toml', 'fixed').score.scenario)\n")
     made = python(tmp_path, *(["use.py"] if start == "script" else ["-m", "harness", "show", "tiny.toml"]))
     assert (made.returncode, made.stderr) == (0, "")
     assert "tiny" in made.stdout

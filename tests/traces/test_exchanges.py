@@ -135,13 +135,17 @@ def _same_floats(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and all(map(same, a.tolist(), b.tolist()))
 
 
-@settings(max_examples=150, deadline=None)
-@given(EXCHANGES)
-def test_what_is_decoded_is_what_was_encoded(exchange: Exchange) -> None:
-    line = encode(exchange)
-    assert b"\n" not in line
-    assert same(decode(line), exchange)
-    assert encode(decode(line)) == line
+@pytest.mark.parametrize("examples", [30, pytest.param(150, marks=pytest.mark.slow)])
+def test_what_is_decoded_is_what_was_encoded(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(EXCHANGES)
+    def holds(exchange: Exchange) -> None:
+        line = encode(exchange)
+        assert b"\n" not in line
+        assert same(decode(line), exchange)
+        assert encode(decode(line)) == line
+
+    holds()
 
 
 def test_a_reason_is_logged_and_is_no_part_of_what_is_asked() -> None:

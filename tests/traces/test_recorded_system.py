@@ -215,7 +215,7 @@ def test_a_trace_without_such_runs(tmp_path):
 # ------------------------------------------------------------------------------------------ the table of real machines
 
 
-@pytest.mark.parametrize("workload", ["cnn", "rnn"])
+@pytest.mark.parametrize("workload", ["cnn", pytest.param("rnn", marks=pytest.mark.slow)])
 def test_real_configurations(workload):
     folder = locate("shipped:trimtuner-tf-ps")
     found = recorded_runs(folder, workload)

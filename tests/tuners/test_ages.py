@@ -41,7 +41,7 @@ def test_no_pushes_have_no_ages():
     assert [part.tolist() for part in ages(empty)] == [[], [], []]
 
 
-@pytest.mark.parametrize("policy", ["discard", "admit"])
+@pytest.mark.parametrize("policy", [pytest.param("discard", marks=pytest.mark.slow), "admit"])
 def test_in_a_simulated_job_the_parts_sum_to_the_staleness(policy):
     job = system(load("bounded-age"), 0)
     job.perform(Reconfigure(replace(job.job.start, policy=policy, staleness=4)))

@@ -32,8 +32,18 @@ def finishes(tuner, answer=None):
 # ------------------------------------------------------------------------------------------------------------ conformance
 
 
-@pytest.mark.parametrize("system", toys())
-@pytest.mark.parametrize("name", ENTRIES)
+TAKES_LONG = {"bo_online"}  # a Gaussian process: half a second and more on a toy
+QUICK_TOYS = {"every knob", "a node leaves", "no knobs", "local steps"}
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        pytest.param(name, toy, marks=[pytest.mark.slow] if name in TAKES_LONG and toy not in QUICK_TOYS else [])
+        for name in ENTRIES
+        for toy in toys()
+    ],
+)
 def test_every_tuner_keeps_the_contract_on_every_toy(name, system):
     check_tuner(ENTRIES[name].factory, systems={system: toys()[system]})
 

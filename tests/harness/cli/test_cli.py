@@ -344,7 +344,7 @@ NOBODY_READS = "harness: nobody reads the output any more; this goes on, and Ctr
         ("--help", "| true", ""),
         ("play tiny.toml fixed", "| true", ""),
         ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
-        ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", ""),
+        pytest.param("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", "", marks=pytest.mark.slow),
     ],
 )
 def test_whose_reader_is_gone_ends_or_finishes_its_files(here: Path, command: str, reader: str, said: str) -> None:

@@ -329,14 +329,14 @@ def test_an_interruption_keeps_what_is_finished(tiny: Path, tmp_path: Path) -> N
     partial = store.load_results(out)
     assert partial.scores.height == 1
     assert not (out / "unfinished").exists()
-    assert run(tiny, out, "fixed", "tests.support.arena:slow", resume=True).scores.height == 4
+    assert run(tiny, out, "fixed", "tests.support.arena:slow", jobs=1, resume=True).scores.height == 4
 
 
 def test_a_run_whose_process_dies_is_a_row_until_it_is_repeated(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    made = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1)
+    made = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1, jobs=1)
     rows = {r["tuner"]: r for r in made.scores.to_dicts()}
     assert rows["fixed"]["status"] == "target"
     assert rows["tests.support.arena:dies"]["status"] == "error"
@@ -345,17 +345,17 @@ def test_a_run_whose_process_dies_is_a_row_until_it_is_repeated(
     assert "goodbye" in rows["tests.support.arena:dies"]["reason"]
     assert rows["tests.support.arena:dies"]["completion_seconds"] == 20.0
     monkeypatch.setenv("LIVE", "1")
-    again = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1, resume=True)
+    again = run(tiny, out, "fixed", "tests.support.arena:dies", seeds=1, jobs=1, resume=True)
     assert again.scores["status"].to_list() == ["target", "target"]
 
 
 def test_a_full_disk_loses_nothing(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(OSError, match=r"the disk is full\. What was written before is whole"):
-        run(tiny, out, "fixed", seeds=1, system="tests.support.arena:full_system")
+        run(tiny, out, "fixed", seeds=1, jobs=1, system="tests.support.arena:full_system")
     assert not list(out.glob("runs/*/*/*"))
     assert not (out / "unfinished").exists()
-    assert run(tiny, out, "fixed", seeds=1, resume=True).scores["status"].to_list() == ["target"]
+    assert run(tiny, out, "fixed", seeds=1, jobs=1, resume=True).scores["status"].to_list() == ["target"]
 
 
 # ------------------------------------------------------------------------------------------------------- bad plug-ins

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
@@ -47,7 +47,7 @@ def test_every_table_of_a_file_is_an_argument() -> None:
     assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", pytest.param("nesterov", marks=pytest.mark.slow)])
 def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
     made = scenario("digits-logistic", workload={"overrides": {"optimizer": optimizer}})
     seen = [system(scenario(made, start={"momentum": m}), 0).perform(Run(clocks=60)) for m in (0.0, 0.9)]
@@ -97,14 +97,19 @@ _PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), s
 _VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
-@given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
-def test_any_table_is_read_as_it_was_written(tables: dict[str, object]) -> None:
-    try:
-        text = _toml(tables)
-        text.encode()
-    except UnicodeEncodeError:
-        return  # half of a surrogate pair, which no file can hold
-    assert tomllib.loads(text) == tables
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_any_table_is_read_as_it_was_written(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
+    def holds(tables: dict[str, object]) -> None:
+        try:
+            text = _toml(tables)
+            text.encode()
+        except UnicodeEncodeError:
+            return  # half of a surrogate pair, which no file can hold
+        assert tomllib.loads(text) == tables
+
+    holds()
 
 
 _SOME = st.floats(1.0, 1e6)

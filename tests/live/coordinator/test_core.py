@@ -99,7 +99,12 @@ def test_asynchronous_pushes_in_a_given_order_follow_the_formula(bits):
 
 @pytest.mark.parametrize(
     ("policy", "optimizer", "aggregation"),
-    [("bsp", "momentum", "each"), ("bsp", "sgd", "mean"), pytest.param("asp", "adam", "each", marks=pytest.mark.live)],
+    [
+        ("bsp", "momentum", "mean"),  # `test_bsp_live_is_bsp_simulated` has the descent "each" of `sgd`
+        pytest.param("bsp", "momentum", "each", marks=pytest.mark.slow),
+        pytest.param("bsp", "sgd", "mean", marks=pytest.mark.slow),
+        pytest.param("asp", "adam", "each", marks=pytest.mark.live),
+    ],
 )
 def test_live_training_equals_simulated_training(policy, optimizer, aggregation):
     digits, demand = load('live-digits[metric="loss",value=1e-200]'), "[workload.overrides.demand]"

@@ -25,10 +25,14 @@ from tests.live.support.interleavings import ACTIONS, play
 thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@thoroughly(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
-@given(st.randoms(use_true_random=False))
-def test_every_push_counts_once_in_any_history(rng):
-    play(rng, steps=20)
+@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.slow)])
+def test_every_push_counts_once_in_any_history(examples):
+    @thoroughly(max_examples=examples, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
+    @given(st.randoms(use_true_random=False))
+    def holds(rng):
+        play(rng, steps=20)
+
+    holds()
 
 
 KINDS = (
@@ -246,10 +250,14 @@ SHOWS = {
 """Events that show a fault that random events show rarely."""
 
 
+FIRST = {the_log_is_not_waited_for: 40, staged_pushes_stay_behind: 40}  # seldom seen: not in the histories before
+"""The seed that is played first."""
+
+
 @pytest.mark.parametrize("breakage", BROKEN, ids=lambda f: f.__name__)
 def test_the_checks_notice_a_core_that_is_broken(breakage, monkeypatch):
     breakage(monkeypatch)
-    for seed in range(100):
+    for seed in range(FIRST.get(breakage, 0), 100):
         try:
             play(random.Random(seed), actions=SHOWS.get(breakage, ACTIONS))
         except (AssertionError, RuntimeError, KeyError, ValueError, IndexError, RecursionError):

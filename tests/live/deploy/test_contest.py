@@ -74,6 +74,7 @@ def simulated(monkeypatch):
         return made
 
     play_on.stops = 0
+    monkeypatch.setattr("harness.cli.deploy.cores", lambda: 1)  # each process takes seconds to start
     monkeypatch.setattr(launch, "cluster", cluster)
     monkeypatch.setattr(contest, "play_on", play_on)
     return play_on, played, joined
@@ -98,6 +99,8 @@ def test_a_contest_is_a_results_folder(here, simulated, capsys):
     assert "fixed, seed 1: run 4 of 6" in said
     assert main(["report", "out"]) == 0
     assert "live beside simulated" not in capsys.readouterr().out
+    assert main([*COMMAND, "--resume"]) == 1
+    assert (len(played), len(joined)) == (6, 1)  # what is finished joins no cluster again
 
 
 def test_a_tuner_with_nothing_to_tune_is_not_played(here, simulated, capsys):
@@ -132,13 +135,6 @@ def test_a_contest_that_is_refused_leaves_nothing(here, simulated, capsys, monke
     assert said.startswith("harness: Cannot place 4 nodes of 1 CPU each" if cpus else "harness: Cannot join")
     assert sorted(here.iterdir()) == before
     assert played == []
-
-
-def test_a_contest_that_is_finished_joins_no_cluster_again(here, simulated):
-    _, played, joined = simulated
-    assert main(COMMAND) == 1
-    assert main([*COMMAND, "--resume"]) == 1
-    assert (len(played), len(joined)) == (6, 1)
 
 
 def unwrapped(text):
@@ -178,7 +174,7 @@ def test_a_contest_that_was_interrupted_in_its_first_run_says_that_none_is_finis
     assert "small: 6 of 6 runs are missing: fixed, asp and contestants:broken (seeds 0 and 1)." in said
 
 
-def test_simulated_runs_that_are_missing_beside_live_ones_are_named(here, simulated, capsys, monkeypatch):
+def test_live_runs_are_put_beside_simulated_ones_and_those_that_are_missing_are_named(here, simulated, capsys, monkeypatch):
     def interrupted(*given, **named):
         def watch(event):
             if isinstance(event, compare.Finished):
@@ -201,14 +197,9 @@ def test_simulated_runs_that_are_missing_beside_live_ones_are_named(here, simula
     assert lacks in (here / "out" / "report.html").read_text()
     monkeypatch.setattr(compare, "compare", whole)
     assert main([*command, "--resume"]) == 0
-    assert "missing" not in capsys.readouterr().out
-
-
-def test_live_runs_are_put_beside_simulated_ones(here, simulated, capsys):
-    names = "fixed,contestants:faster"
-    assert main(["deploy", "--live", "small.toml", "--tuners", names, "--seeds", "1", "--out", "out", "--beside"]) == 0
     for _ in range(2):
         said = capsys.readouterr().out
+        assert "missing" not in said
         assert "small, live beside simulated" in said
         assert "Kendall's tau of the two orders: 1.00" in said
         page = html.unescape((here / "out" / "report.html").read_text())

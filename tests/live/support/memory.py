@@ -74,6 +74,7 @@ class Memory:
         given = {"target": Target("clocks", 1e9), "evaluate_clocks": 0, "shards": everybody, "retry_seconds": 1e6} | job
         self.job = LiveJob(**{"nodes": NODES, "size": size, "blocks": blocks} | given)
         self.layout = Layout(size, blocks, self.job.tables)
+        self.drawn = {}  # the rows of each cycle
         self.rows_of = rows_of or self.rows_of_cycle
         self.channels = {}  # (sender, receiver): messages
         self.cores = {}
@@ -266,11 +267,14 @@ class Memory:
 
     def rows_of_cycle(self, work):
         """Some rows of the tables, and the dense ones."""
-        rows = self.layout.row_bounds[-1] - np.arange(self.layout.row_bounds[-1] - self.job.tables.rows, 0, -1)
         if work is None:
             return np.arange(self.layout.row_bounds[-1], dtype=np.int32)
-        drawn = random.Random(work if isinstance(work, int) else work.cycle).choices(range(self.job.tables.rows), k=5)
-        return np.concatenate([np.unique(drawn), rows]).astype(np.int32)
+        cycle = work if isinstance(work, int) else work.cycle
+        if cycle not in self.drawn:
+            rows = self.layout.row_bounds[-1] - np.arange(self.layout.row_bounds[-1] - self.job.tables.rows, 0, -1)
+            drawn = random.Random(cycle).choices(range(self.job.tables.rows), k=5)
+            self.drawn[cycle] = np.concatenate([np.unique(drawn), rows]).astype(np.int32)
+        return self.drawn[cycle]
 
     def expected(self, until=None):
         """The model of every branch by the log up to an entry: every push adds 1 to the rows that it looks up, or to all."""
@@ -281,7 +285,8 @@ class Memory:
             if until is not None and index > until:
                 break
             if isinstance(entry, CommitEntry):
-                made[entry.branch][self.rows_of_cycle(entry.cycle)] += entry.accept
+                if entry.accept:
+                    made[entry.branch][self.rows_of_cycle(entry.cycle)] += 1
             elif isinstance(entry, ForkEntry):
                 made[entry.branch] = made[entry.parent].copy()
             elif isinstance(entry, FreeEntry):

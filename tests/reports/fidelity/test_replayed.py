@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,14 @@ from scipy.stats import ks_2samp
 
 from harness.cli.main import main
 from harness.scenario import load, parse
-from reports.fidelity.replayed import autocorrelation, check, distance, fitted_twin, verdict, write
+from reports.fidelity.replayed import RoleCheck, autocorrelation, check, distance, fitted_twin, verdict, write
 from tests.support.made_up import START, frames, score_row
+
+
+@cache
+def checked(name: str) -> list[RoleCheck]:
+    """What `check` finds of a scenario, once for all tests."""
+    return list(check(load(name)))
 
 
 def test_the_distance_is_the_largest_difference_of_the_distribution_functions() -> None:
@@ -43,9 +50,18 @@ def test_autocorrelation_is_that_of_a_process_of_first_order() -> None:
     assert np.isnan(autocorrelation([np.ones(100), np.arange(3.0)], 5)).all()
 
 
-@pytest.mark.parametrize("name", ["replay-spot", "replay-faults", "replay-network", "replay-stragglers", "replay-imbalance"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "replay-spot",
+        "replay-faults",
+        "replay-network",
+        "replay-stragglers",
+        pytest.param("replay-imbalance", marks=pytest.mark.slow),
+    ],
+)
 def test_a_replay_is_nearer_to_its_recording_than_the_fit(name: str) -> None:
-    for found in check(load(name)):
+    for found in checked(name):
         assert found.replayed_distance.high < found.fitted_distance.low + 0.01
         assert found.replayed_distance.value < 0.06
         if found.memory is not None:
@@ -55,7 +71,7 @@ def test_a_replay_is_nearer_to_its_recording_than_the_fit(name: str) -> None:
 
 
 def test_slowness_lasts_in_the_recording_and_in_its_replay_only() -> None:
-    (found,) = check(load("replay-stragglers"))
+    (found,) = checked("replay-stragglers")
     assert found.memory is not None
     assert [round(float(one[0]), 1) for one in found.memory] == [0.6, 0.6, 0.0]
 

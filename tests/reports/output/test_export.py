@@ -51,6 +51,7 @@ def test_figures_are_files_and_the_same_bytes_again(folder):
     assert files(write_figures(folder, "svg")) == found
 
 
+@pytest.mark.slow
 def test_figures_are_files_of_another_kind(tmp_path):
     """A PDF is drawn in four times the time of an SVG; `test_figures.py` draws one twice."""
     one = folder_of(contest(scenarios=("home",), tuners=("fixed", "cruise"), seeds=2), tmp_path / "r")

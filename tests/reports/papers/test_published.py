@@ -40,7 +40,7 @@ from tuners.bo_online import bo_online
         ("cruise-nmf-32", (23, 9), 0.08),
         ("cruise-mlr-32", (27, 5), 0.08),
         ("cruise-lda-32", (18, 14), 0.06),
-        ("cruise-nmf-52-m4-xlarge", (42, 10), 0.09),
+        pytest.param("cruise-nmf-52-m4-xlarge", (42, 10), 0.09, marks=pytest.mark.slow),
     ],
 )
 def test_the_best_split_and_how_much_worse_others_are(name, best, within):

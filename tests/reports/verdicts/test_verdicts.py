@@ -58,20 +58,24 @@ CASES = [
     ("censored", False, 8),
     ("often the same", False, 8),
 ]
+QUICK = [CASES[2], CASES[4], CASES[7]]
+PARAMETERS = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
 
 
-@pytest.mark.parametrize(("kind", "unequal", "equal"), CASES)
+@pytest.mark.parametrize(("kind", "unequal", "equal"), PARAMETERS)
 def test_within_an_arena_at_most_5_percent_of_verdicts_are_false(kind, unequal, equal):
     assert at_most(0.05, false_verdicts(6, paired_t, kind, unequal, equal))
 
 
-@pytest.mark.parametrize(("blocks", "test"), [(6, paired_t), (20, signed_rank)])
+@pytest.mark.parametrize(("blocks", "test"), [(6, paired_t), pytest.param(20, signed_rank, marks=pytest.mark.slow)])
 def test_skewed_times_of_unequal_spread_are_the_limit_of_both_tests(blocks, test):
     """Both expect differences that are symmetric about their mean. 9 % by 2,000 runs each; CONTRIBUTING.md says so."""
     assert at_most(0.09, false_verdicts(blocks, test, "skewed", True, 8))
 
 
-@pytest.mark.parametrize(("kind", "unequal", "equal"), [c for c in CASES if c[0] != "skewed" and c != CASES[4]])
+@pytest.mark.parametrize(
+    ("kind", "unequal", "equal"), [p for p, c in zip(PARAMETERS, CASES, strict=True) if c[0] != "skewed" and c != CASES[4]]
+)
 def test_over_20_arenas_at_most_5_percent_of_verdicts_are_false(kind, unequal, equal):
     assert at_most(0.05, false_verdicts(20, signed_rank, kind, unequal, equal))
 
@@ -101,6 +105,7 @@ def found_by_20_arenas(ratio):
     return one / RUNS, everybody / RUNS
 
 
+@pytest.mark.slow
 def test_power_with_20_arenas_is_as_stated():
     """Stated in CONTRIBUTING.md: the logarithm of a tuner's time varies by 0.2 from arena to arena. At 0.75 of the
     others' time the best of eight is told apart from a given one in 8 of 10 comparisons, at 0.65 from all in 98 of 100."""

@@ -26,6 +26,8 @@ from tuners.baselines.rivals.ata import ata_policy
 from tuners.policies import buffered
 from tuners.testing import check_tuner
 
+DBW = dbw_policy(5)  # compiled once for all tests
+
 
 @cache
 def seconds(arena, tuner, seed=0):
@@ -104,19 +106,19 @@ def test_ringmaster_is_faster_than_asp_where_most_workers_are_slow():
 
 
 def test_dbw_times_a_round_of_all_and_then_leaves_the_slow_one_out():
-    moments = run(dbw_policy(5), [0] * 200, seconds_per_cycle=[1.0, 1.1, 1.2, 1.3, 10.0])
+    moments = run(DBW, [0] * 200, seconds_per_cycle=[1.0, 1.1, 1.2, 1.3, 10.0])
     sizes = [sum(m.accept for m in group) for group in groups(moments)]
     assert sizes[:2] == [3, K]  # the first round has no known start, so the second is the first that is timed
     assert set(sizes[3:]) == {4}
 
 
 def test_dbw_waits_for_all_where_all_are_alike():
-    sizes = [sum(m.accept for m in g) for g in groups(run(dbw_policy(5), [0] * 100, seconds_per_cycle=[1.0] * K))]
+    sizes = [sum(m.accept for m in g) for g in groups(run(DBW, [0] * 100, seconds_per_cycle=[1.0] * K))]
     assert set(sizes[1:]) == {K}
 
 
 def test_dbw_asks_for_more_gradients_when_the_loss_rises():
-    policy = dbw_policy(5)
+    policy = DBW
     calm = [sum(1 for _ in g) for g in _rounds(policy, lambda number: 1.0)]
     worse = [sum(1 for _ in g) for g in _rounds(policy, lambda number: 1.02**number)]
     assert set(calm[3:]) == {4}
@@ -263,7 +265,7 @@ def test_lb_bsp_is_faster_than_equal_batches_on_unequal_machines():
 
 @pytest.mark.parametrize(
     "policy",
-    [ringmaster_policy(3), dbw_policy(5), adasync_policy(2), abs_policy(2, 1.5), ata_policy(1, 0.25), buffered(2)],
+    [ringmaster_policy(3), DBW, adasync_policy(2), abs_policy(2, 1.5), ata_policy(1, 0.25), buffered(2)],
     ids=lambda policy: policy.name.partition("(")[0],
 )
 def test_the_engine_can_be_compiled_with_the_policy(policy):

@@ -92,6 +92,7 @@ def test_there_are_as_many_placements_as_counted_by_hand():
     assert len(placements(CASE.scenario.cluster)) == 34_731
 
 
+@pytest.mark.slow
 def test_the_two_published_figures_come_out():
     gpus, job = uniform(CASE, "gpu"), scenario.job(CASE.scenario)
     assert CASE.seconds(gpus) == pytest.approx(9.82, abs=0.005)
@@ -160,7 +161,7 @@ def test_a_job_ends_with_the_push_that_brings_its_samples():
     assert sum(w.samples for w in window.workers) == 3 * CASE.batch
 
 
-@pytest.mark.parametrize("loads", [(6, 2), (4, 4)])
+@pytest.mark.parametrize("loads", [(6, 2), pytest.param((4, 4), marks=pytest.mark.slow)])
 def test_in_a_mean_every_sample_counts_the_same(loads):
     # The loss is p x, from p = 1 on: a worker's loss and its gradient are both the mean of its x, whose values are 1 and 5.
     rows = np.repeat([1.0, 5.0], 20).astype(np.float32)

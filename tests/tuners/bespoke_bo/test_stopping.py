@@ -92,6 +92,7 @@ def test_a_long_job_makes_more_evaluations_than_a_short_one():
     assert counts[0] < counts[2]
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_soon_takes_no_longer_than_with_the_papers_ten():
     """Work is counted: the iterations of the whole job, and five seconds per reconfiguration."""
 
@@ -106,6 +107,7 @@ def test_a_job_that_ends_soon_takes_no_longer_than_with_the_papers_ten():
     assert seconds() < seconds(stop_early=False)
 
 
+@pytest.mark.slow
 def test_where_no_work_is_left_to_save_it_stays_with_the_best():
     system = TruthUntil(SMALL, Target("samples", 10.0 * 4096))
     assert len(tried(system)) == 1

@@ -180,7 +180,7 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
 
 
 @pytest.mark.parametrize("acquisition", ["ei", "pi", "lcb"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
     """The best of 35 settings, where trials are cheap; the worst takes 18 times as long."""
     curve = played(partial(bo_online, acquisition=acquisition), most=200, job=replace(GOAL, seed=seed), change_seconds=2.0)
@@ -332,21 +332,21 @@ def test_where_trials_do_not_keep_what_the_model_promised_there_are_fewer_and_fe
     assert len([i for i in made if i > 150]) <= 8
 
 
-def test_trials_take_a_small_part_of_the_job():
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+def test_trials_take_a_small_part_of_the_job(seed):
     """Whatever the model promises: after the initial phase, 20 % of the time, and the trial that was begun within them."""
-    for seed in (1, 2, 3):
-        curve = Curve(job=replace(GOAL, seed=seed), change_seconds=30.0)
-        moments, known, tried, longest = [], set(), 0.0, 0.0
-        for exchange in exchanges(bo_online, curve, most=150):
-            if isinstance(exchange.action, Reconfigure) and len(known) > 10:
-                new = exchange.action.setting not in known
-                moments.append((exchange.seconds - curve.change_seconds, new))
-            known.add(curve.setting)
-            if moments and isinstance(exchange.action, Run) and moments[-1][1]:
-                took = exchange.seconds - moments[-1][0]
-                tried, longest = tried + took, max(longest, took)
-                moments[-1] = exchange.seconds, False
-        assert tried <= 0.2 * curve.now + longest
+    curve = Curve(job=replace(GOAL, seed=seed), change_seconds=30.0)
+    moments, known, tried, longest = [], set(), 0.0, 0.0
+    for exchange in exchanges(bo_online, curve, most=150):
+        if isinstance(exchange.action, Reconfigure) and len(known) > 10:
+            new = exchange.action.setting not in known
+            moments.append((exchange.seconds - curve.change_seconds, new))
+        known.add(curve.setting)
+        if moments and isinstance(exchange.action, Run) and moments[-1][1]:
+            took = exchange.seconds - moments[-1][0]
+            tried, longest = tried + took, max(longest, took)
+            moments[-1] = exchange.seconds, False
+    assert tried <= 0.2 * curve.now + longest
 
 
 def test_the_noise_of_the_loss_changes_no_decision():
@@ -522,7 +522,7 @@ FORKS = {
 }
 
 
-@pytest.mark.parametrize("system", ["no forks", "timing only"])
+@pytest.mark.parametrize("system", ["no forks", pytest.param("timing only", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fork", FORKS)
 def test_every_fork_keeps_the_contract(fork, system):
     check_tuner(FORKS[fork], systems={system: toys()[system]}, most=30)

@@ -105,6 +105,7 @@ def test_a_wide_server_serves_narrow_workers_side_by_side():
 CLUSTERS = ("three-a", pytest.param("three-b", marks=pytest.mark.slow))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_on_three_kinds_of_machines_the_default_ends_near_the_best(name):
     """The paper's claim is 6.5 %, for machines of one kind. Measured: at most 2.4 % in five seeds."""

@@ -170,21 +170,27 @@ def test_every_split_takes_what_eqs_1_to_4_say_and_comes_after_the_faster_ones(p
         assert min(placement.model) >= 0
 
 
-@given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")), st.randoms(use_true_random=False))
-def test_no_placement_beats_the_optimum(problem, random):
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_placement_beats_the_optimum(examples):
     """Any roles, any model shares per machine (even, clumped, or beside the optimum's own), the best data shares."""
-    least = {(s.workers, s.servers): s for s in splits(problem)}
-    kind = problem.kind_of()
-    for workers, servers in roles(problem):
-        count = tuple(int((kind[list(workers)] == k).sum()) for k in range(len(problem.kinds)))
-        split = least[count, tuple(k.count - c for k, c in zip(problem.kinds, count, strict=True))]
-        best = np.array([split.model[kind[j]] for j in servers])
-        for power in (0.0, 1.0, 6.0):
-            drawn = np.array([random.random() ** power for _ in servers]) + 1e-9
-            for share in (drawn, best + problem.model_bytes * drawn / drawn.sum() / 50):
-                model = problem.model_bytes * share / share.sum()
-                cost = placement_seconds(problem, in_proportion(problem, workers, servers, model))
-                assert cost >= split.seconds * (1 - 1e-9)
+
+    @settings(max_examples=examples)
+    @given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")), st.randoms(use_true_random=False))
+    def holds(problem, random):
+        least = {(s.workers, s.servers): s for s in splits(problem)}
+        kind = problem.kind_of()
+        for workers, servers in roles(problem):
+            count = tuple(int((kind[list(workers)] == k).sum()) for k in range(len(problem.kinds)))
+            split = least[count, tuple(k.count - c for k, c in zip(problem.kinds, count, strict=True))]
+            best = np.array([split.model[kind[j]] for j in servers])
+            for power in (0.0, 1.0, 6.0):
+                drawn = np.array([random.random() ** power for _ in servers]) + 1e-9
+                for share in (drawn, best + problem.model_bytes * drawn / drawn.sum() / 50):
+                    model = problem.model_bytes * share / share.sum()
+                    cost = placement_seconds(problem, in_proportion(problem, workers, servers, model))
+                    assert cost >= split.seconds * (1 - 1e-9)
+
+    holds()
 
 
 @settings(max_examples=20)
@@ -356,7 +362,9 @@ def brute_force_by_kind(problem):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("seed", "clusters"), [(0, 20), pytest.param(1, 200, marks=pytest.mark.benchmark)], ids=["few", "many"]
+    ("seed", "clusters"),
+    [(0, 6), pytest.param(0, 20, marks=pytest.mark.slow), pytest.param(1, 200, marks=pytest.mark.benchmark)],
+    ids=["few", "more", "many"],
 )
 def test_what_the_milp_calls_proven_is_what_brute_force_finds(seed, clusters):
     rng = np.random.default_rng(seed)

@@ -27,6 +27,7 @@ def fixed(_job):
     yield
 
 
+@pytest.mark.slow
 def test_it_keeps_the_rules_of_the_contract():
     check_tuner(joint)
 
@@ -36,7 +37,7 @@ def test_without_a_free_knob_it_has_nothing_to_tune():
     assert not nothing_to_tune(joint, job())
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.02, 1.0])
+@pytest.mark.parametrize("rate", [*(pytest.param(r, marks=pytest.mark.slow) for r in (0.001, 0.02)), 1.0])
 def test_digits_is_learned_in_half_of_the_time_from_a_cold_a_fair_and_a_hot_start(rate):
     """The hot start loses an untrained perceptron for good: only the snapshot from before the first push helps."""
     found = scenario.load("digits")
@@ -85,6 +86,7 @@ def test_recorded_jobs_whose_changes_are_restarts_take_no_longer_than_without_a_
     assert completed(found).seconds == completed(found, factory=fixed).seconds
 
 
+@pytest.mark.slow
 def test_machines_that_join_are_used():
     """Cruise's opportunistic machines: more machines come while the job runs."""
     found = scenario.load("cruise-nmf-opportunistic")

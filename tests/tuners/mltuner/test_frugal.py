@@ -355,6 +355,7 @@ def test_copies_below_one_are_refused():
         next(mltuner(job(), copies=0))
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract():
     check_tuner(mltuner)
 

@@ -13,6 +13,7 @@ from tuners.actions import Evaluate, Fork, Free, Run, Target
 from tuners.mltuner import mltuner as either
 from tuners.settings import Choice, Real
 from tuners.testing import check_tuner, exchanges
+from tuners.testing.toys import toys
 
 mltuner = partial(either, as_printed=True)
 LOSS = Target("loss", 1e-9)
@@ -369,6 +370,9 @@ def test_an_unknown_searcher_is_refused():
         next(mltuner(job(), search="anneal"))
 
 
-def test_the_contract_is_kept_when_it_tunes_again():
+@pytest.mark.parametrize(
+    "names", [("one knob", "a node leaves"), pytest.param(tuple(toys()), marks=pytest.mark.slow)], ids=["two toys", "all"]
+)
+def test_the_contract_is_kept_when_it_tunes_again(names):
     """What the toys have is a loss, so that re-tuning has to be asked for."""
-    check_tuner(partial(mltuner, retune=True, plateau_epochs=2))
+    check_tuner(partial(mltuner, retune=True, plateau_epochs=2), systems={name: toys()[name] for name in names})

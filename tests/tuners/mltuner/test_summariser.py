@@ -86,6 +86,7 @@ def test_options_that_make_no_summariser_are_refused(options):
         Summariser(**options)
 
 
+@pytest.mark.slow
 def test_white_noise_seldom_looks_like_convergence():
     """The paper bounds the chance by 2^-10, about one in a thousand; 20,000 draws of it would make 20 on average."""
     rng, t = np.random.default_rng(5), np.arange(10.0)

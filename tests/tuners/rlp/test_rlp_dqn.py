@@ -145,7 +145,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "as printed" else ()) for n in OPTIONS])
 def test_learning_is_algorithm_2(name):
     """Three episodes: one that ends, one that is cut short, one that diverges. The ring of the pool is filled four times."""
     options, rng = OPTIONS[name], np.random.default_rng(5)

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import harness
 from tests.tuners.test_policies import MASKS, ORDERS, RATES, K, groups, run
 from tuners.actions import Window
 from tuners.baselines.rivals.ata import allocated, ata_policy
+
+ALLOCATED = jax.jit(allocated)  # as a policy calls it: once compiled
 
 
 @given(ORDERS, MASKS, st.integers(1, 3))
@@ -29,7 +32,7 @@ def test_a_round_holds_its_gradients_and_nobody_starts_over(order, active, tasks
 @given(RATES, st.integers(1, 30))
 def test_no_other_allocation_ends_sooner(seconds, tasks):
     seconds = np.array(seconds)
-    given_ = np.asarray(allocated(jnp.asarray(seconds), jnp.ones(K, bool), jnp.asarray(tasks)))
+    given_ = np.asarray(ALLOCATED(seconds, np.ones(K, bool), tasks))
     assert given_.sum() == tasks
     # Nobody else could take the last task of the worker that is last, and be done before it is.
     longest = (given_ * seconds).max()
