@@ -204,19 +204,22 @@ def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixtur
 # --------------------------------------------------------------------------------------------------------- runs
 
 
-def test_an_own_scenario_and_an_own_tuner(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_own_scenario_and_an_own_tuner(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder
     (here / "mine.py").write_text(
         "from tuners.actions import Run\n\n\ndef patient(job):\n    yield from Run(clocks=30)\n\n\n"
         "def broken(job):\n    yield from Run(clocks=30)\n    raise RuntimeError('no luck')\n"
     )
     command = ["compare", "tiny.toml", "--tuners", "fixed,mine:patient,mine:broken", "--seeds", "1", "--jobs", "1"]
-    made = harness(*command)
-    assert made.returncode == 1, made.stderr
-    assert "3 runs." in made.stdout
-    assert "tiny mine:patient seed 0: target in" in made.stdout
-    assert "tiny mine:broken seed 0: The tuner raised RuntimeError: no luck (mine.py, line 10)" in made.stdout
-    assert "\x1b" not in made.stdout
-    page = Path(made.stdout.splitlines()[-1].removeprefix("The page: "))
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "3 runs." in said
+    assert "tiny mine:patient seed 0: target in" in said
+    assert "tiny mine:broken seed 0: The tuner raised RuntimeError: no luck (mine.py, line 10)" in said
+    assert "\x1b" not in said
+    page = Path(said.splitlines()[-1].removeprefix("The page: "))
     assert page == Path("results/tiny/report.html")
     assert "<html" in (here / page).read_text()
     scores = store.load_results(here / "results" / "tiny").scores
