@@ -102,7 +102,7 @@ def test_a_wide_server_serves_narrow_workers_side_by_side():
 
 # -------------------------------------------------------------------------------------------------- three kinds of machines
 
-CLUSTERS = ("three-a", pytest.param("three-b", marks=pytest.mark.slow))
+CLUSTERS = ("three-a", "three-b")
 
 
 @pytest.mark.slow
@@ -112,6 +112,7 @@ def test_on_three_kinds_of_machines_the_default_ends_near_the_best(name):
     assert reached(name, MODELS["default"], 0)[0] < 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_without_a_queue_the_limit_of_busy_servers_is_farther_off(name):
     """It makes fast workers pull no more often than slow ones while the servers are busy."""
