@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -205,10 +206,20 @@ def admit(age: int) -> SyncPolicy:
 
 
 def _few_in_progress(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
-    busy = jnp.sum(push.active & ~push.waiting)
-    order = jnp.argsort(jnp.where(push.waiting, push.clocks, _UNBOUNDED))  # of equals the first
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-    return state, Decision(release=push.waiting & (place <= state.bound - busy))
+    free = state.bound + 1 - jnp.sum(push.active & ~push.waiting)
+    workers = jnp.arange(push.waiting.shape[0], dtype=jnp.int32)
+
+    def release(_: Any, released: Array) -> Array:
+        """One more: that with the fewest pushes; of equals the first.
+
+        Without sorting, for the reason in `simulators.engine.network.first_of`.
+        """
+        left = push.waiting & ~released
+        chosen: Array = left & (workers == jnp.argmin(jnp.where(left, push.clocks, _UNBOUNDED)))
+        return released | chosen
+
+    most = jnp.minimum(free, jnp.sum(push.waiting))
+    return state, Decision(release=jax.lax.fori_loop(0, most, release, jnp.zeros_like(push.waiting)))
 
 
 def _check_age(what: str, age: int) -> None:

@@ -183,7 +183,7 @@ def first_come(
 
     Every kind is one server. `out` [k] is what NICs can send at present. `serial`: pulls and pushes divide a server's time.
     """
-    order, coupled = jnp.argsort(arrival), net.server.shape[0] > 0
+    coupled = net.server.shape[0] > 0
     nodes: Any = jnp.maximum(net.server, 0)
 
     def of_servers(nics: Array) -> Array:
@@ -211,9 +211,9 @@ def first_come(
         for process, nics in ((net.sends, net.out), (net.receives, net.into))
     )
 
-    def serve(turn: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        pull, push, free_out, free_into, sending, receiving = carry
-        worker = order[turn]
+    def serve(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        left, pull, push, free_out, free_into, sending, receiving = carry
+        worker = network.first_of(arrival, left)
         pulled, free_into, free_out, sending = one_way(worker, pulls[worker], free_into, free_out, net.sends, sends, sending)
         receiving = sending if serial else receiving
         pushed, free_out, free_into, receiving = one_way(
@@ -221,10 +221,12 @@ def first_come(
         )
         sending = receiving if serial else sending
         free_out, free_into = jnp.maximum(free_out, 0.0), jnp.maximum(free_into, 0.0)
-        return pull.at[worker].set(pulled), push.at[worker].set(pushed), free_out, free_into, sending, receiving
+        pull, push, left = pull.at[worker].set(pulled), push.at[worker].set(pushed), left.at[worker].set(False)
+        return left, pull, push, free_out, free_into, sending, receiving
 
     none, whole = jnp.zeros(pulls.shape), jnp.ones(net.sends.shape)
-    pull, push, *_ = jax.lax.fori_loop(0, pulls.shape[0], serve, (none, none, out, net.into, whole, whole))
+    start = (jnp.ones(arrival.shape, bool), none, none, out, net.into, whole, whole)
+    _, pull, push, *_ = jax.lax.fori_loop(0, pulls.shape[0], serve, start)
     return pull, push
 
 

@@ -199,19 +199,27 @@ def fifo_of_nics(usage: Array | Proportions, capacity: Array, active: Array, arr
         arrival: int32 [f]; of equals the first is served first.
     """
     on_resources = usage.on_resources if isinstance(usage, Proportions) else lambda rates: rates @ usage
-    order = jnp.argsort(jnp.where(active, arrival, np.iinfo(arrival.dtype).max), stable=True)
-    transfers = jnp.arange(active.shape[0], dtype=order.dtype)
+    transfers = jnp.arange(active.shape[0], dtype=jnp.int32)
 
-    def serve(turn: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        rates, free = carry
-        mine = transfers == order[turn]
+    def serve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        rates, free, left = carry
+        mine = transfers == first_of(arrival, left)
         each = on_resources(jnp.where(mine, 1.0, 0.0))
         least = jnp.min(jnp.where(each > 0, free / jnp.where(each > 0, each, 1.0), _UNLIMITED))
-        return jnp.where(mine, least, rates), jnp.maximum(free - least * each, 0.0)
+        return jnp.where(mine, least, rates), jnp.maximum(free - least * each, 0.0), left & ~mine
 
-    start = (jnp.zeros(active.shape, capacity.dtype), capacity)
-    rates: Array = jax.lax.fori_loop(0, jnp.sum(active), serve, start)[0]
+    start = (jnp.zeros(active.shape, capacity.dtype), capacity, active)
+    rates: Array = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), serve, start)[0]
     return rates
+
+
+def first_of(arrival: Array, left: Array) -> Array:
+    """Which of those that are `left`, bool [f], came first by `arrival`, int32 [f]; of equals the first.
+
+    Transfers are served one by one by this and not by a sorted order: a program of one function (`one_function.py`) that
+    sorts cannot be read from the cache of compiled programs, because XLA does not find its own function for sorting then.
+    """
+    return jnp.argmin(jnp.where(left, arrival, np.iinfo(arrival.dtype).max))
 
 
 def connected(

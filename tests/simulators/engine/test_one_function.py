@@ -23,10 +23,12 @@ slow = partial(pytest.param, marks=pytest.mark.slow)  # further policies and clu
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
-def many(policy, kinds=1, nodes=160, discipline="maxmin", both=False, model=None, **conditions):
+def many(policy, kinds=1, nodes=160, discipline="maxmin", flows=False, both=False, model=None, **conditions):
     """The branch of a job of so many nodes under an installed policy: four serve and the others work, or all do both."""
     names = tuple(f"n{i}" for i in range(nodes))
-    cluster = Cluster(tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline)
+    cluster = Cluster(
+        tuple(zip(names, (KINDS[i % kinds] for i in range(nodes)), strict=True)), discipline, independent_flows=flows
+    )
     roles = {"workers": names, "servers": names} if both else {"workers": names[4:], "servers": names[:4]}
     start = Setting(**roles, batch_size=8, learning_rate=0.1)
     simulated = system(cluster, job(model=model), start, Conditions(jitter=0.3, **conditions))
@@ -95,6 +97,25 @@ def test_what_does_not_belong_to_the_gradients_is_one_operation():
     programs = (of.program, of.program._replace(dispatched=True))
     asked, unasked = (loop.advance.jitted.lower(p, *facts, rows=5).as_text() for p in programs)
     assert (asked.count("xla_cpu_small_call"), unasked.count("xla_cpu_small_call")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds", "cluster"),
+    [
+        (policies.admit(3), 1, {}),
+        (policies.asp(), 1, {"discipline": "fifo", "nodes": 70, "both": True}),
+        (policies.asp(), 3, {"discipline": "fifo", "flows": True}),
+    ],
+    ids=["admit", "fifo, all nodes work and serve", "fifo, flows to unlike servers"],
+)
+def test_one_function_does_not_sort(policy, kinds, cluster):
+    """XLA cannot read a function that sorts from the cache of programs: every process would compile it again."""
+    of = many(policy, kinds, **cluster)
+    assert large_as_one(of.program, of.inputs)
+    text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
+    assert bool(of.inputs.connections) == cluster.get("flows", False)
+    assert "stablehlo.while" in text
+    assert "stablehlo.sort" not in text
 
 
 def test_few_nodes_are_not_asked_for():
