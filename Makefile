@@ -52,10 +52,10 @@ check: lint types
 
 # With one process more than JOBS, because tests of live jobs wait for real time. mypy runs beside them.
 suite: setup
-	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal -q $(ARGS)
+	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal --durations 10 -q $(ARGS)
 
 slow: setup ## tests that take long: whole simulations of what tuners and papers claim
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal -q $(ARGS)
+	$(BIN)/python -m pytest -m 'slow or thorough' --hypothesis-profile thorough -n $(JOBS) --dist worksteal -q $(ARGS)
 
 lint: setup ## style: ruff check and ruff format
 	$(BIN)/ruff check .

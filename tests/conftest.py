@@ -23,6 +23,7 @@ program_cache.use()  # the tests that use the engine directly, too
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every run
+settings.register_profile("thorough", deadline=None, max_examples=400)  # `make slow`
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 

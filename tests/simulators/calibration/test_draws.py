@@ -59,6 +59,7 @@ def test_a_file_that_was_written_again_gives_its_new_draws(tmp_path):
     assert draw_of(path, 2).constants["toy"]["sample_seconds"] == 0.04
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_bootstrap_that_the_intervals_are_of(tmp_path):
     rows = [
         Row("run", "toy", w, 8 - w, (0.2 + 0.02 * b) * float(off), b, 1)

@@ -81,6 +81,7 @@ def test_nothing_is_chosen_where_transfers_are_not_known():
     assert choose({"toy": without_parts(recorded(FORMS[0]))}, GIVEN, FORMS) is None
 
 
+@pytest.mark.slow
 def test_flows_end_by_themselves_where_transfers_are_known():
     rows, one = recorded(FORMS[0]), FORMS[:1]
     assert fit_all(rows, GIVEN, links=one, resamples=0)["toy"].constants.independent_flows
@@ -88,7 +89,7 @@ def test_flows_end_by_themselves_where_transfers_are_known():
     assert not fit_all(rows, GIVEN, resamples=0)["toy"].constants.independent_flows
 
 
-@pytest.mark.parametrize("independent", [True, False])
+@pytest.mark.parametrize("independent", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_flows_do_is_told_by_unlike_servers(independent):
     true, more = Sharing("maxmin", 0.0, independent), [(p, w, 2) for p in ("asp", "bsp") for w in (3, 4)]
     alike, unlike = recorded(true), recorded(true, (0.2, 0.8), [*GRID, *more])

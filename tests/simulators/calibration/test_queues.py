@@ -17,6 +17,7 @@ from simulators.calibration.fit import cycles, fit_all
 from simulators.calibration.links import FORMS, Sharing, told_apart
 from simulators.calibration.model import Constants, Row, plant, simulated
 from simulators.calibration.spread import log_half_widths
+from tests.support.marks import slow
 from tests.support.queueing import Network, recording, tables
 from traces.parts import Origin, TraceWriter
 
@@ -116,8 +117,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("discipline", ["fifo", "serial"])
+@pytest.mark.parametrize(("discipline", "threads"), [slow("fifo", 1), ("fifo", 2), ("serial", 1), slow("serial", 2)])
 def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, threads, short):
     off = []
     for times in (0.3, 1.0, 3.0):
@@ -138,6 +138,7 @@ def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, threads, s
     assert np.quantile(np.abs(off), 0.95) < 0.3
 
 
+@pytest.mark.slow
 def test_servers_that_also_work_may_have_queues(short):
     """The engine refused it: a recording of such servers could not be fitted with queues."""
     given = Constants(cores=1, model_bytes=1.0, nic_bytes_per_second=10.0, fixed_seconds=0.1, independent_flows=True)

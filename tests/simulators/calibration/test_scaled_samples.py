@@ -89,6 +89,7 @@ def test_a_slow_machine_is_predicted_for_another_mini_batch():
         assert told == pytest.approx(SAMPLE * (size + 7.5) / 0.5, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_calibrated_file_says_what_slow_machines_take_longer_for():
     rows = recorded(1e-3, 7.5)
     found = fitted(rows)

@@ -97,6 +97,7 @@ def test_fit_and_predict_need_each_other(arguments, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_calibration_to_some_settings_is_that_of_a_trace_of_these(tmp_path, capsys, monkeypatch):
     """Of a recording of whole runs. The file says what was selected, and its constants are those of the selected runs."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):

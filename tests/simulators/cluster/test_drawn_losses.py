@@ -156,6 +156,7 @@ def test_losses_that_cannot_be_drawn_are_refused(given: Conditions, reason: str)
         check(given, ("n0", "n1"))
 
 
+@pytest.mark.slow
 def test_a_run_loses_nodes_together_and_gets_them_back() -> None:
     made = scenario.load("spot-zones")
     sped = tuple(msgspec.structs.replace(x, every_seconds=600.0, repair_seconds=60.0) for x in made.conditions.losses)

@@ -89,6 +89,7 @@ def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
     assert_same_bytes(whole, type(pushes)(*(column[:60] for column in pushes)))
 
 
+@pytest.mark.slow
 def test_lanes_meet_buckets_and_recordings_as_jobs_do_alone(traces):
     conditions = replaying(Conditions(buckets=TIGHT), compute=traces["bytedance-straggler"])
     jobs = [timed(conditions, seed=s) for s in (0, 1)]

@@ -16,6 +16,7 @@ from simulators.cluster.conditions import Bucket, Conditions
 from simulators.engine import changes, connections, loop, timing
 from simulators.workloads.workload import Demand
 from tests.bench.tables import unlike_servers
+from tests.support.marks import slow
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import KNOBS, MODEL, NAMES, assert_same_bytes, branch, job, machine, start, system, together
 from tuners.actions import Reconfigure, Run, Setting
@@ -58,11 +59,11 @@ def test_one_server_has_none():
 @pytest.mark.parametrize(
     ("links", "changed"),
     [
-        (ALIKE, {"model_shares": (0.3, 0.7)}),
+        slow(ALIKE, {"model_shares": (0.3, 0.7)}),
         (UNLIKE, {}),
         (ALIKE, {"workers": NAMES[:4]}),
-        (ALIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
-        (UNLIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("a",), 150.0, 20.0),))}),
+        slow(ALIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
+        slow(UNLIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("a",), 150.0, 20.0),))}),
         (UNLIKE, {"discipline": "fifo"}),
     ],
     ids=["shares", "links", "a server that works", "a server's bucket", "a worker's bucket", "first come first served"],
@@ -152,6 +153,7 @@ def test_a_request_waits_behind_what_each_server_has_not_carried(links, shares, 
     assert queued(links, sent, left, model_shares=shares) == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_requests_wait_as_long_for_a_slow_server_beside_a_fast_one():
     """Both have half of the model, so that the fast one is never waited for. One queue for both was half as long, and two
     workers fell into step."""
@@ -177,6 +179,7 @@ def test_windows_change_nothing():
     jax.tree.map(np.testing.assert_array_equal, branch(cut), branch(whole))
 
 
+@pytest.mark.slow
 def test_lanes_are_jobs():
     systems = [made(UNLIKE, seed=seed, model_shares=(0.3, 0.7)) for seed in range(3)]
     branches = [s.branches[0] for s in systems]

@@ -18,6 +18,7 @@ from simulators.cluster.conditions import Conditions, Episode, Sleeps, Straggler
 from simulators.engine import loop, network
 from simulators.engine.inputs import cycle_costs
 from simulators.workloads.workload import Demand
+from tests.support.marks import slow
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
 from tuners import policies
@@ -25,20 +26,29 @@ from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, Sy
 from tuners.baselines.dbw import dbw_policy
 
 # An example is a simulation: some dozens are soon run, the hundreds that shrinking takes are not.
-slow_to_compile = settings(
-    max_examples=12, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.reuse, Phase.generate]
+simulations = settings(
+    max_examples=settings.default.max_examples // 16,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
+
+
+def slow_to_compile(test):
+    """Few examples in `make test`, and more in `make slow`."""
+    return pytest.mark.thorough(simulations(test))
 
 
 # ------------------------------------------------------------------------------------------------------ random clusters
 
 
 @st.composite
-def machines(draw, overlap):
+def machines(draw, limited, alike):
+    """With `limited`, every server process has a limit: one without is no resource, and where each process is one, that
+    changes the shape that is compiled. As NICs that are all alike do, so without `alike` they differ."""
     speeds, nics = st.floats(0.5, 3.0), st.floats(20.0, 200.0)
-    # Where roles overlap, a server process without a limit is no resource, and changes the shape that is compiled.
-    service = st.one_of(st.just(1e6 if overlap else math.inf), st.floats(10.0, 300.0))
-    return tuple((n, machine(draw(nics), draw(service), draw(speeds))) for n in NAMES)
+    service = st.one_of(st.just(1e6 if limited else math.inf), st.floats(10.0, 300.0))
+    faster = [1.0 if alike else 1 + i / 100 for i in range(len(NAMES))]
+    return tuple((n, machine(draw(nics) * more, draw(service), draw(speeds))) for n, more in zip(NAMES, faster, strict=True))
 
 
 @st.composite
@@ -80,7 +90,7 @@ def demands(draw, queue):
 def conditions(draw):
     nodes = st.sampled_from(NAMES)
     sleeps = st.builds(Sleeps, st.floats(0.1, 0.6), st.floats(0.0, 3.0), st.floats(0.0, 2.0))
-    slow = st.builds(Stragglers, st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.floats(0.0, 0.7))
+    stragglers = st.builds(Stragglers, st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.floats(0.0, 0.7))
     episodes = st.lists(
         st.builds(Episode, nodes, st.floats(0.0, 30.0), st.floats(0.1, 40.0), st.floats(0.3, 4.0)), max_size=3
     )
@@ -88,7 +98,7 @@ def conditions(draw):
         jitter=draw(st.floats(0.05, 1.0)),
         stagger=draw(st.booleans()),
         sleeps=draw(st.one_of(st.none(), sleeps)),
-        stragglers=draw(st.one_of(st.none(), slow)),
+        stragglers=draw(st.one_of(st.none(), stragglers)),
         episodes=tuple(draw(episodes)),
     )
 
@@ -111,7 +121,9 @@ def jobs(draw, overlap=False, queue=True, **fixed):
     clocks, flows = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,)))), fixed.pop("independent_flows", False)
     more = fixed.pop("network", {}) | {name: draw(values) for name, values in fixed.pop("drawn", {}).items()}
     latency_seconds = draw(st.sampled_from([0.0, 0.05]))
-    cluster = Cluster(draw(machines(overlap)), discipline, latency_seconds, control, clocks, flows, **more)
+    resources = overlap or clocks or more.get("switch_both_ways", False)
+    nodes = draw(machines(resources and fixed.pop("limited", True), fixed.pop("alike", False)))
+    cluster = Cluster(nodes, discipline, latency_seconds, control, clocks, flows, **more)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
 
 
@@ -184,7 +196,7 @@ TWO = st.sampled_from([("bsp", 0), ("ssp", 1)])  # for other networks and update
 
 
 @slow_to_compile
-@given(jobs(), BOUNDED)
+@given(jobs(alike=True), BOUNDED)
 def test_max_min_sharing_with_every_push_applied(made, policy):
     compared(made, *policy)
 
@@ -195,12 +207,14 @@ def test_first_come_first_served_with_sums(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(control_queue=0.8), TWO)
 def test_requests_that_wait_behind_the_pushes_of_others(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(snapshot_clocks=(1, 20)), TWO)
 def test_servers_that_send_snapshots(made, policy):
@@ -211,6 +225,13 @@ def test_servers_that_send_snapshots(made, policy):
 @slow_to_compile
 @given(jobs(overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_servers_that_send_snapshots_and_work(made, policy):
+    compared(made, *policy)
+
+
+@pytest.mark.slow
+@slow_to_compile
+@given(jobs(limited=False, alike=True, snapshot_clocks=(1, 20)), TWO)
+def test_servers_without_a_limit_that_send_snapshots(made, policy):
     compared(made, *policy)
 
 
@@ -306,6 +327,7 @@ def test_a_switch_that_both_ways_share(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(drawn=SWITCH, overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_a_switch_between_workers_that_serve(made, policy):
@@ -386,7 +408,7 @@ def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
 # ------------------------------------------------------------------------------------------------------- bounds and ends
 
 
-@settings(slow_to_compile, max_examples=25)
+@settings(simulations, max_examples=25)
 @given(jobs(), st.sampled_from([0, 1, 4]))
 def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
     cluster, workload, setting, around, seed = whole_job(made)
@@ -459,7 +481,7 @@ def test_the_first_state_of_a_policy_has_the_types_of_every_later_one():
     assert int(branch(simulated).clock.policy[1]) == 5
 
 
-@pytest.mark.parametrize("nodes", [48, 67], ids="{} nodes".format)
+@pytest.mark.parametrize("nodes", [slow(48), 67], ids="{} nodes".format)
 @pytest.mark.parametrize("conditions", [Conditions(), Conditions(jitter=0.0, stagger=False)], ids=["noise", "ties"])
 def test_the_next_of_many_workers_is_that_of_the_oracle(nodes, conditions):
     """Without noise all workers are in step, so that every event is a tie, which the first worker wins."""
@@ -527,7 +549,7 @@ CUTS = st.lists(
 )
 
 
-@settings(slow_to_compile, max_examples=15)
+@settings(simulations, max_examples=15)
 @given(cuts=CUTS)
 def test_windows_cut_anywhere_change_nothing(whole, cuts):
     simulated, windows, left = cut_job(), [], 1000
@@ -594,9 +616,9 @@ def test_many_lanes_are_many_jobs():
         ("asp", policies.k_sync(2), True),
         ("asp", policies.k_async(2), True),
         ("bsp", policies.k_async(1), False),  # ASP by another name
-        ("asp", policies.backup_workers(1), True),
+        slow("asp", policies.backup_workers(1), True),
         ("bsp", policies.buffered(2), False),
-        ("bsp", dbw_policy(2), True),
+        slow("bsp", dbw_policy(2), True),
     ],
 )
 def test_the_end_of_a_step_is_paid_for_by_the_policy_that_is_installed(start, installed, pays):

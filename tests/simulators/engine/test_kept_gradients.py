@@ -12,6 +12,7 @@ from simulators.engine import changes, learning
 from simulators.engine.kept_gradients import kept_form
 from simulators.workloads.catalogue import workload
 from tests.bench.jobs import engine_job
+from tests.support.marks import slow
 from tests.support.small_jobs import plain_job, system
 from tuners import policies
 from tuners.actions import Run
@@ -61,7 +62,7 @@ def test_a_parameter_that_the_loss_does_not_use_has_a_gradient_of_zero():
 
 @pytest.mark.parametrize(
     "policy",
-    [policies.asp(), policies.bsp(), pytest.param(policies.k_sync(3), marks=pytest.mark.slow)],
+    [slow(policies.asp()), policies.bsp(), slow(policies.k_sync(3))],
     ids=lambda p: p.name,
 )
 def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(policy):
@@ -80,7 +81,7 @@ def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(poli
     assert kept < 0.8 * all_kept
 
 
-@pytest.mark.parametrize("name", ["digits-cnn", "digits-lstm", "digits-svm", "sentences-lm", "ratings-mf"])
+@pytest.mark.parametrize("name", ["digits-cnn", slow("digits-lstm"), "digits-svm", slow("sentences-lm"), "ratings-mf"])
 def test_every_kind_of_model_goes_in_two_parts(name):
     proxy = workload(name).proxy
     rows = tuple(np.asarray(column)[:8] for column in proxy.train)

@@ -1,8 +1,6 @@
 """What XLA is asked to compile as one function: of jobs of many nodes the whole loop, or with a model the events of each
 step, to the same bytes; of small models whole steps: the same times, and losses up to rounding."""
 
-from functools import partial
-
 import jax
 import numpy as np
 import pytest
@@ -13,13 +11,13 @@ from simulators.engine import loop
 from simulators.engine.job_state import Records
 from simulators.engine.one_function import gradients_as_one, large_as_one
 from simulators.stored_programs import StoredProgram
+from tests.support.marks import slow
 from tests.support.small_jobs import MODEL, Cluster, Setting, Softmax, job, machine, system
 from tuners import policies
 from tuners.actions import Install
 from tuners.baselines.rivals.ringleader import ringleader_policy
 
 LARGE = Softmax(features=1000, classes=10)  # its gradients stay outside
-slow = partial(pytest.param, marks=pytest.mark.slow)  # further policies and clusters: a program or two each
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
 
 
@@ -53,7 +51,7 @@ def in_bytes(made):
         slow(policies.quorum(150, 0.5), 2, {}),
         (policies.asp(), 3, {"discipline": "fifo"}),
         slow(policies.ssp(2), 3, {"discipline": "uneven"}),
-        (policies.asp(), 3, {"nodes": 70, "both": True}),
+        slow(policies.asp(), 3, {"nodes": 70, "both": True}),
     ],
     ids=[
         "asp",
@@ -181,7 +179,7 @@ def as_one(of):
         slow(policies.bsp(), {}),
         slow(policies.ssp(2), {"optimizer": "momentum"}),
         slow(policies.k_sync(3), {"aggregation": "mean"}),
-        (policies.quorum(3, 0.5), {}),
+        slow(policies.quorum(3, 0.5), {}),
         slow(policies.asp(), {"optimizer": "adarevision"}),
         slow(policies.asp(), {"setting": {"local_steps": 3}}),
         (policies.asp(), {"setting": {"workers": ("n0", "n1", "n2"), "servers": ("n0", "n1", "n2")}}),

@@ -14,6 +14,7 @@ import pytest
 
 from simulators.engine import loop
 from tests.bench.jobs import engine_job
+from tests.support.marks import slow
 from tuners import policies
 
 COUNTED = """
@@ -86,7 +87,7 @@ def operations(features, hidden, policy, workers=8):
 @pytest.mark.parametrize(
     ("hidden", "policy", "count"),
     [
-        ((), policies.asp(), 1376),
+        slow((), policies.asp(), 1376),
         ((32,), policies.asp(), 1478),
         ((32,), policies.bsp(), 1478),
         ((256,), policies.asp(), 1721),
@@ -100,6 +101,7 @@ def test_the_step_of_the_engine_has_as_many_operations_as_before(hidden, policy,
     assert operations(64, hidden, policy, workers=128) == count
 
 
+@pytest.mark.slow
 def test_more_workers_are_larger_arrays_and_not_more_operations():
     few, more, many = (operations(64, (256,), policies.asp(), workers) for workers in (8, 32, 512))
     assert (more - few, many - few) == (0, ASKED)
@@ -126,7 +128,7 @@ def dispatched(hidden, policy):
     return inside(whole)
 
 
-@pytest.mark.parametrize(("hidden", "count"), [((), 13), ((32,), 13), ((256,), 79)], ids=["logistic", "small", "large"])
+@pytest.mark.parametrize(("hidden", "count"), [slow((), 13), ((32,), 13), ((256,), 79)], ids=["logistic", "small", "large"])
 def test_a_step_dispatches_as_many_operations_as_before(hidden, count):
     """Each takes a tenth of a microsecond, which counts where a model is small. The events of a step are one operation, and
     where gradients are small, the whole step but for its validation."""

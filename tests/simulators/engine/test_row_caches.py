@@ -49,7 +49,7 @@ def by_hand(pushes, rows, clocks):
     return versions, pulled
 
 
-@pytest.mark.parametrize(("rows", "clocks"), [(30, 2), (5, 4), (40, 1)])
+@pytest.mark.parametrize(("rows", "clocks"), [pytest.param(30, 2, marks=pytest.mark.slow), (5, 4), (40, 1)])
 def test_gradients_use_copies_for_as_long_as_they_may(rows, clocks):
     simulated = job(rows, clocks)
     window = simulated.perform(Run(clocks=40))
@@ -85,6 +85,7 @@ def test_windows_change_nothing():
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_lanes_are_the_same_as_runs_alone():
     """Two seeds at once under `vmap`, with copies of rows; one lane is done before the other."""
     branches = [job(20, 3, seed=seed).branches[0] for seed in (3, 4)]

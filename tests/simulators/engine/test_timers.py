@@ -32,6 +32,7 @@ def same(one, other, clocks=60):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_without_grace_a_quorum_is_backup_workers():
     same(made(policies.quorum(2, 0.0)), made(policies.backup_workers(2)))
 

@@ -16,6 +16,7 @@ from tuners.actions import Reconfigure, Run
 COSTS = Costs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "end", "seconds"), [((18, 14), (22, 10), 31.3), ((14, 2), (25, 7), 87.3), ((25, 7), (12, 4), 98.4)]
 )

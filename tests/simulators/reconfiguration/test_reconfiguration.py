@@ -82,7 +82,8 @@ def comings_and_goings(rng):
     return tuple(found)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=settings.default.max_examples // 16, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(METHODS), st.sampled_from(["asp", "bsp", "ssp"]))
 def test_with_updates_of_one_the_model_is_the_number_of_pushes(seed, method, policy):
     """Settings at random by every method, waited for or not, while nodes fail, leave and come back."""

@@ -26,6 +26,7 @@ from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
 LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "rlp-digits")
 LEARNS += ("mnist1d-mlp", "sentences-lm")
+LONG = {"sentences-lm", "digits-cnn", "digits-lstm", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "mnist1d-mlp"}
 TABLES = ("clicks-fm",)
 READS = ("mnist5k-mlp", "mnist-mlp", "rlp-mnist", "cifar10-cnn", "libsvm-logistic", "libsvm-svm")
 PARAMETERS = {"digits-mlp": 19_210, "digits-logistic": 650, "digits-svm": 650, "digits-cnn": 1_898, "ratings-mf": 20_000}
@@ -180,7 +181,7 @@ class Functions(NamedTuple):
     correct: Callable
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "sentences-lm" else n for n in LEARNS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in LEARNS])
 def test_learns(name):
     made = workload(name)
     proxy, rate = made.proxy, np.float32(made.learning_rate)
@@ -199,6 +200,7 @@ def test_learns(name):
     assert np.isnan(accuracy) if name == "ratings-mf" else accuracy > least
 
 
+@pytest.mark.slow
 def test_a_factorisation_machine_on_tables_learns_more_than_a_constant():
     """By sparse steps: a dense gradient has as many entries as the tables."""
     made = workload("clicks-fm")
