@@ -13,6 +13,7 @@ from simulators.calibration.fit import fit_all
 from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, simulated
 from simulators.calibration.recordings import Recording
+from tests.support.marks import slow
 
 TRUE = Constants(
     cores=1,
@@ -51,9 +52,9 @@ def recorded(links, shares=(), grid=GRID):
 @pytest.mark.parametrize(
     "true",
     [
-        FORMS[0],
-        pytest.param(Sharing("uneven", 1.0), marks=pytest.mark.slow),
-        pytest.param(Sharing("fifo", 0.0), marks=pytest.mark.slow),
+        slow(FORMS[0]),
+        slow(Sharing("uneven", 1.0)),
+        slow(Sharing("fifo", 0.0)),
         Sharing("serial", 0.0),
     ],
 )
@@ -89,7 +90,7 @@ def test_flows_end_by_themselves_where_transfers_are_known():
     assert not fit_all(rows, GIVEN, resamples=0)["toy"].constants.independent_flows
 
 
-@pytest.mark.parametrize("independent", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("independent", [slow(True), False])
 def test_what_flows_do_is_told_by_unlike_servers(independent):
     true, more = Sharing("maxmin", 0.0, independent), [(p, w, 2) for p in ("asp", "bsp") for w in (3, 4)]
     alike, unlike = recorded(true), recorded(true, (0.2, 0.8), [*GRID, *more])

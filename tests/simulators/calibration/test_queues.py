@@ -40,15 +40,16 @@ def short(monkeypatch):
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "chosen", "further"),
     [
-        pytest.param(Network(), {"fifo"}, {}, marks=pytest.mark.slow),
+        (Network(), {"fifo"}, {}),
         (Network(one_queue=True), {"serial"}, {}),
-        pytest.param(Network(first_come=False), {"maxmin", "uneven"}, {}, marks=pytest.mark.slow),
-        pytest.param(Network(switch="each way"), {"fifo"}, {"switch": "each way"}, marks=pytest.mark.slow),
-        pytest.param(Network(threads=2), {"fifo"}, {"server_threads": 2}, marks=pytest.mark.slow),
-        pytest.param(Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}, marks=pytest.mark.slow),
+        (Network(first_come=False), {"maxmin", "uneven"}, {}),
+        (Network(switch="each way"), {"fifo"}, {"switch": "each way"}),
+        (Network(threads=2), {"fifo"}, {"server_threads": 2}),
+        (Network(threads=2, one_queue=True), {"serial"}, {"server_threads": 2}),
     ],
     ids=["a queue each way", "one queue", "shared", "a switch", "two threads", "two threads, one queue"],
 )

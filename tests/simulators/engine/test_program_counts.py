@@ -51,8 +51,8 @@ print(json.dumps(counts))
     ("name", "first"),
     [
         ("digits", 4),
-        pytest.param("digits-logistic", 3, marks=pytest.mark.slow),
-        pytest.param("mltuner-clouds", 4, marks=pytest.mark.slow),
+        slow("digits-logistic", 3),
+        slow("mltuner-clouds", 4),
     ],
 )
 def test_a_run_compiles_as_many_programs_as_before_and_none_for_more_clocks_nor_for_a_change(name, first):

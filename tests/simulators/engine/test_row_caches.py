@@ -11,6 +11,7 @@ from simulators.engine import loop
 from simulators.engine.embedding import popularity
 from simulators.jobs import drawn
 from tests.simulators.engine.test_embedding import BLOCKS, ROW_BYTES, ROWS, START, gradient, made, minibatches, workload
+from tests.support.marks import slow
 from tests.support.small_jobs import assert_same_bytes, branch, together
 from tuners.actions import Reconfigure, Rejected, Run
 from tuners.settings import Choice, Integer
@@ -49,7 +50,7 @@ def by_hand(pushes, rows, clocks):
     return versions, pulled
 
 
-@pytest.mark.parametrize(("rows", "clocks"), [pytest.param(30, 2, marks=pytest.mark.slow), (5, 4), (40, 1)])
+@pytest.mark.parametrize(("rows", "clocks"), [slow(30, 2), (5, 4), (40, 1)])
 def test_gradients_use_copies_for_as_long_as_they_may(rows, clocks):
     simulated = job(rows, clocks)
     window = simulated.perform(Run(clocks=40))

@@ -7,6 +7,7 @@ import pytest
 
 from simulators.jobs import drawn
 from simulators.workloads.workload import Demand
+from tests.support.marks import slow
 from tests.support.small_jobs import MODEL, assert_same_bytes, branch, job, plain_job, system, together
 from traces.schema import setting_from, setting_text
 from tuners.actions import Fork, Reconfigure, Rejected, Run
@@ -47,7 +48,7 @@ def test_gradients_between_two_pulls_are_made_at_the_same_parameters() -> None:
     assert window.pushes.staleness.tolist() == [c % 3 for c in range(8)]
 
 
-@pytest.mark.parametrize("policy", [pytest.param("asp", marks=pytest.mark.slow), "bsp"])
+@pytest.mark.parametrize("policy", [slow("asp"), "bsp"])
 def test_a_pull_before_every_mini_batch_is_a_job_without_the_knob(policy: str) -> None:
     free, plain = made(policy=policy), made(knobs=(), policy=policy)
     assert_same_bytes(free.perform(Run(clocks=30)).pushes, plain.perform(Run(clocks=30)).pushes)

@@ -13,6 +13,7 @@ from scipy import integrate, stats
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.workloads.workload import Demand
+from tests.support.marks import slow
 from tests.support.small_jobs import Quadratic, branch, job, machine, system
 from tuners.actions import Run, Setting
 
@@ -160,7 +161,7 @@ def test_a_busy_server_makes_no_work_wait_that_the_others_could_do():
 # ------------------------------------------------------------------------------------------------------------- snapshots
 
 
-@pytest.mark.parametrize("discipline", ["maxmin", pytest.param("uneven", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("discipline", ["maxmin", slow("uneven")])
 def test_a_snapshot_shares_a_lone_link_with_the_pull_that_begins_with_it(discipline):
     """Both are as large as the model, so that one pull in twenty takes twice as long where shares are fair; in any shares
     the pushes after it are a model's transfer later, at most, and all cycles together one per snapshot."""

@@ -11,6 +11,7 @@ from harness import scenario
 from reports.papers.cruise_and_bo_online import TABLE_V, migration
 from reports.papers.grid import loaded, played
 from simulators.reconfiguration.costs import METHODS, Costs
+from tests.support.marks import slow
 from tuners.actions import Reconfigure, Run
 
 COSTS = Costs()
@@ -62,9 +63,7 @@ def test_migrating_a_small_model_takes_less_than_a_restart() -> None:
     assert seconds["migrate"] < 0.3 * seconds["checkpoint"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("tf36-logr", "tf36-svm") else n for n in TABLE_V]
-)
+@pytest.mark.parametrize("name", [slow(n) if n in ("tf36-logr", "tf36-svm") else n for n in TABLE_V])
 def test_relocation_on_demand_costs_what_table_v_says(name: str) -> None:
     """Means over settings at random, as a tuner's first ones are; 2 constants fitted to 4 values."""
     system, rng = played(name, loaded(name)[1].start, learns=False), np.random.default_rng(0)

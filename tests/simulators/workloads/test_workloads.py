@@ -22,6 +22,7 @@ from simulators.workloads.catalogue import load_workloads, workload, workloads
 from simulators.workloads.model_tables import Mlp, Transformer
 from simulators.workloads.workload import Demand, OptionEffect
 from tests.simulators.workloads.test_datasets import cifar_folder, mnist_folder  # noqa: F401
+from tests.support.marks import slow
 
 LEARNS = ("digits-mlp", "digits-logistic", "digits-svm", "digits-cnn", "cancer-logistic", "clouds-mlp", "ratings-mf")
 LEARNS += ("digits-lstm", "tfonline-logr", "tfonline-svm", "tfonline-cifar", "tfonline-imagenet8", "rlp-digits")
@@ -181,7 +182,7 @@ class Functions(NamedTuple):
     correct: Callable
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in LEARNS])
+@pytest.mark.parametrize("name", [slow(n) if n in LONG else n for n in LEARNS])
 def test_learns(name):
     made = workload(name)
     proxy, rate = made.proxy, np.float32(made.learning_rate)
