@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from harness.comparison.own_files import named_by
 from harness.comparison.run_process import Done, Task
 from harness.program_cache import ProgramFolder, folder
 from traces import store
@@ -91,7 +92,7 @@ def _names_files(text: str) -> bool:
             return any(map(walk, value))
         return isinstance(value, str) and any(mark in value for mark in "/\\.:")
 
-    return walk(read)
+    return any(named_by(read)) or walk(read)
 
 
 @cache

@@ -16,7 +16,7 @@ from harness.scenario import Scenario, own_model
 from simulators.own_code import digest_of, with_neighbours
 from tuners import Entry
 
-__all__ = ["digests_of_scenarios", "digests_of_tuners"]
+__all__ = ["digests_of_scenarios", "digests_of_tuners", "named_by"]
 
 
 def digests_of_tuners(entries: Iterable[Entry]) -> dict[str, str]:
@@ -50,7 +50,7 @@ def _code_files(entry: Entry) -> tuple[Path, ...]:
 
 def _files_of(scenario: Scenario) -> dict[str, str]:
     found = {}
-    for named in _named_by(tomllib.loads(scenario.text)):
+    for named in named_by(tomllib.loads(scenario.text)):
         path = scenario.origin.parent / named
         finished = path / "trace.json"  # of a trace; it has the digests of all parts
         if path.is_file() or finished.is_file():
@@ -61,7 +61,7 @@ def _files_of(scenario: Scenario) -> dict[str, str]:
     return found | ({model: digest} if model else {})
 
 
-def _named_by(tables: dict[str, Any]) -> Iterator[str]:
+def named_by(tables: dict[str, Any]) -> Iterator[str]:
     """The files and folders that a scenario's text names."""
     cluster, workload = tables.get("cluster", {}), tables.get("workload", {})
     replay = tables.get("conditions", {}).get("replay", {})

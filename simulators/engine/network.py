@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
 
-__all__ = ["MANY_NICS", "Proportions", "connected", "fifo", "fifo_of_nics", "maxmin", "uneven", "waterfill"]
+__all__ = ["MANY_NICS", "Proportions", "connected", "fifo", "fifo_of_nics", "first_of", "maxmin", "uneven", "waterfill"]
 
 MANY_NICS = 64  # nodes from which on NICs are shared by `Proportions`: a matrix takes as long up to about 40
 _MANY = 40  # transfers from which on to compare all pairs of them takes longer than to go through them step by step

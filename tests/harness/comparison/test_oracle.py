@@ -176,8 +176,15 @@ def test_a_kept_run_comes_back_with_its_files(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "more",
-    [{"start": None}, {"record": True}, {"system": arena.SYSTEM}, {"text": 'a = "file.csv"'}, {"text": '[x]\ny = ["d/e"]'}],
-    ids=["contestant", "trace", "other system", "file", "folder"],
+    [
+        {"start": None},
+        {"record": True},
+        {"system": arena.SYSTEM},
+        {"text": 'a = "file.csv"'},
+        {"text": '[x]\ny = ["d/e"]'},
+        {"text": '[workload]\ndata = "numbers"'},
+    ],
+    ids=["contestant", "trace", "other system", "file", "folder", "folder beside the scenario"],
 )
 def test_what_may_depend_on_more_is_not_kept(tiny, tmp_path, monkeypatch, more):
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
