@@ -307,7 +307,8 @@ class SyncPolicy(NamedTuple):
     `init(active)` takes a bool mask [k] and returns the policy's state, a pytree of arrays. `decide(state, push)`
     returns the next state and a `Decision`. JAX must be able to trace both, so they have no side effects: the simulator
     compiles them; a live job runs in NumPy what JAX traces, if that only compares and counts. Policies with the same
-    `decide` and different states share one compiled engine.
+    `decide` and different states share one compiled engine. A `decide` that sorts works, but some of its programs are
+    compiled again in every process: XLA cannot read them from the cache.
     """
 
     name: str
