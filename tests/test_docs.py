@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
+from tests.support.marks import slow
 from tests.support.processes import one_process
 from tuners import embedded, factory_options, parse, resolve
 
@@ -172,11 +173,7 @@ def test_the_examples_of_readme_run_as_users_run_them(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow) if page in SLOW_PAGES else page
-        for page in PAGES_WITH_EXAMPLES
-        if page != "README.md"
-    ],
+    [slow(page) if page in SLOW_PAGES else page for page in PAGES_WITH_EXAMPLES if page != "README.md"],
 )
 def test_the_examples_of_a_page_run_and_print_what_it_shows(page, cleared):
     """The examples of a page are run in one folder: its programs, then its commands, which may use what those left there."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.support.marks import slow
 from traces.exchanges import Exchange, LogStream, action_text, decode, encode, lines_of, read_log, write_log
 from traces.schema import setting_from, setting_text
 from tuners import policies
@@ -135,7 +136,7 @@ def _same_floats(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and all(map(same, a.tolist(), b.tolist()))
 
 
-@pytest.mark.parametrize("examples", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [30, slow(150)])
 def test_what_is_decoded_is_what_was_encoded(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(EXCHANGES)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.drive import play
+from tests.support.marks import slow
 from tests.support.recordings import MADE, lay
 from traces.importers import import_trace
 from traces.own_tables import from_tables
@@ -215,7 +216,7 @@ def test_a_trace_without_such_runs(tmp_path):
 # ------------------------------------------------------------------------------------------ the table of real machines
 
 
-@pytest.mark.parametrize("workload", ["cnn", pytest.param("rnn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workload", ["cnn", slow("rnn")])
 def test_real_configurations(workload):
     folder = locate("shipped:trimtuner-tf-ps")
     found = recorded_runs(folder, workload)

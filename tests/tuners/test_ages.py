@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from harness.scenario import load, system
+from tests.support.marks import slow
 from tuners.actions import Pushes, Reconfigure, Run
 from tuners.ages import ages
 
@@ -41,7 +42,7 @@ def test_no_pushes_have_no_ages():
     assert [part.tolist() for part in ages(empty)] == [[], [], []]
 
 
-@pytest.mark.parametrize("policy", [pytest.param("discard", marks=pytest.mark.slow), "admit"])
+@pytest.mark.parametrize("policy", [slow("discard"), "admit"])
 def test_in_a_simulated_job_the_parts_sum_to_the_staleness(policy):
     job = system(load("bounded-age"), 0)
     job.perform(Reconfigure(replace(job.job.start, policy=policy, staleness=4)))

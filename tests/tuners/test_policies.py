@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.marks import slow
 from tuners import policies
 from tuners.actions import Push, Rejected
 from tuners.settings import POLICIES
@@ -120,7 +121,7 @@ def test_rlps_smallest_bounds():
     assert policies.ssp_as_printed(1).name == policies.ssp(0).name
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [20, slow(60)])
 def test_dssp_stays_within_its_range_and_never_deadlocks(examples):
     @settings(max_examples=examples)
     @given(RATES, MASKS, st.integers(0, 4), st.integers(0, 12))
@@ -187,7 +188,7 @@ def test_admit_limits_the_gradients_in_progress_and_loses_none(order, active, bo
             assert (begun <= m.clocks[m.waiting & ~m.release]).all()  # the fewest pushes go first
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [10, slow(30)])
 def test_under_admit_gradients_are_as_old_as_the_bound_on_average(examples):
     """Whatever the speeds: every update ages the other gradients in progress by one, and these are `bound`.
 

@@ -15,6 +15,7 @@ import pytest
 from harness import __version__
 from harness.cli.main import main
 from tests.support import arena
+from tests.support.marks import slow
 from traces import schema, store
 
 ROOT = Path(__file__).parents[3]
@@ -347,7 +348,7 @@ NOBODY_READS = "harness: nobody reads the output any more; this goes on, and Ctr
         ("--help", "| true", ""),
         ("play tiny.toml fixed", "| true", ""),
         ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
-        pytest.param("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", "", marks=pytest.mark.slow),
+        slow("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", ""),
     ],
 )
 def test_whose_reader_is_gone_ends_or_finishes_its_files(here: Path, command: str, reader: str, said: str) -> None:

@@ -18,6 +18,7 @@ from harness.families.ingredients import fitted, losses
 from harness.families.lot import Lot, rounded
 from harness.scenario import job, load, parse, system
 from harness.scenario.description import Scenario
+from tests.support.marks import slow
 from tests.test_architecture import ROOT
 from traces import store
 from traces.parts import scan
@@ -220,9 +221,9 @@ def test_members_are_the_same_files_for_ever() -> None:
     [
         "placement-v1-0000",
         "learning-v1-0007",
-        pytest.param("elastic-v1-0002", marks=pytest.mark.slow),
-        pytest.param("hotkeys-v1-0002", marks=pytest.mark.slow),
-        pytest.param("preempted-v1-0007", marks=pytest.mark.slow),
+        slow("elastic-v1-0002"),
+        slow("hotkeys-v1-0002"),
+        slow("preempted-v1-0007"),
     ],
 )
 def test_goals_that_ship_are_those_of_the_rule(name: str) -> None:
@@ -240,7 +241,7 @@ SHORT = {"placement": (0, 1), "elastic": (0, 1), "hotkeys": (2, 5), "localsteps"
 
 @pytest.mark.parametrize(
     "family",
-    ["placement", *(pytest.param(f, marks=pytest.mark.slow) for f in ("elastic", "hotkeys", "localsteps"))],
+    ["placement", *(slow(f) for f in ("elastic", "hotkeys", "localsteps"))],
 )
 def test_a_start_is_late_and_a_reference_setting_is_in_time(family: str) -> None:
     for index in SHORT[family]:

@@ -18,6 +18,7 @@ import harness
 from harness.scenario import Scenario, embedded, job, load, own_model, parse, show, system
 from harness.scenario.building import _toml, scenario
 from harness.scenario.tables import RecordedTables, Tables
+from tests.support.marks import slow
 from tuners.actions import Run
 
 ALONE = {
@@ -47,7 +48,7 @@ def test_every_table_of_a_file_is_an_argument() -> None:
     assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", pytest.param("nesterov", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", slow("nesterov")])
 def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
     made = scenario("digits-logistic", workload={"overrides": {"optimizer": optimizer}})
     seen = [system(scenario(made, start={"momentum": m}), 0).perform(Run(clocks=60)) for m in (0.0, 0.9)]
@@ -97,7 +98,7 @@ _PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), s
 _VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, slow(100)])
 def test_any_table_is_read_as_it_was_written(examples: int) -> None:
     @settings(max_examples=examples)
     @given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))

@@ -18,6 +18,7 @@ from harness.training.train import PRETRAINING, TrainingPlan, checkpoint
 from simulators.cluster.conditions import Stragglers
 from simulators.engine import loop
 from simulators.engine.job_state import Records
+from tests.support.marks import slow
 from tests.tuners.rlp.test_rlp import RAW, plain_states, push
 from tuners import policies
 from tuners.rlp import dqn, policy_file
@@ -189,7 +190,7 @@ def test_an_instance_can_have_the_depth_of_another() -> None:
     assert (like.seed, like.straggles) == (mixed.instance(other).seed, mixed.instance(other).straggles)
 
 
-@pytest.mark.parametrize("rate", ["0.001", pytest.param("1e30", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rate", ["0.001", slow("1e30")])
 def test_a_training_that_diverges_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rate: str
 ) -> None:

@@ -17,6 +17,7 @@ from harness.scenario import load, parse, system
 from simulators.engine.limits import REVISING
 from simulators.engine.optimizers import OPTIMIZERS, optimizer
 from tests.live.support.memory import NODES, Memory, start
+from tests.support.marks import slow
 from tuners import policies
 from tuners.actions import Decision, Rejected, Run, SyncPolicy, Target
 
@@ -101,8 +102,8 @@ def test_asynchronous_pushes_in_a_given_order_follow_the_formula(bits):
     ("policy", "optimizer", "aggregation"),
     [
         ("bsp", "momentum", "mean"),  # `test_bsp_live_is_bsp_simulated` has the descent "each" of `sgd`
-        pytest.param("bsp", "momentum", "each", marks=pytest.mark.slow),
-        pytest.param("bsp", "sgd", "mean", marks=pytest.mark.slow),
+        slow("bsp", "momentum", "each"),
+        slow("bsp", "sgd", "mean"),
         pytest.param("asp", "adam", "each", marks=pytest.mark.live),
     ],
 )

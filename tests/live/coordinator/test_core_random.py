@@ -21,11 +21,12 @@ from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.worker.worker import Worker
 from tests.live.support.interleavings import ACTIONS, play
+from tests.support.marks import slow
 
 thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [15, slow(40)])
 def test_every_push_counts_once_in_any_history(examples):
     @thoroughly(max_examples=examples, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
     @given(st.randoms(use_true_random=False))

@@ -15,6 +15,7 @@ from harness.cli.main import main
 from harness.scenario import load, parse
 from reports.fidelity.replayed import RoleCheck, autocorrelation, check, distance, fitted_twin, verdict, write
 from tests.support.made_up import START, frames, score_row
+from tests.support.marks import slow
 
 
 @cache
@@ -57,7 +58,7 @@ def test_autocorrelation_is_that_of_a_process_of_first_order() -> None:
         "replay-faults",
         "replay-network",
         "replay-stragglers",
-        pytest.param("replay-imbalance", marks=pytest.mark.slow),
+        slow("replay-imbalance"),
     ],
 )
 def test_a_replay_is_nearer_to_its_recording_than_the_fit(name: str) -> None:

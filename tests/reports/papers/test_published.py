@@ -28,6 +28,7 @@ from reports.papers.grid import (
     run_to_target,
     split,
 )
+from tests.support.marks import slow
 from tuners.actions import Run
 from tuners.bo_online import bo_online
 
@@ -40,7 +41,7 @@ from tuners.bo_online import bo_online
         ("cruise-nmf-32", (23, 9), 0.08),
         ("cruise-mlr-32", (27, 5), 0.08),
         ("cruise-lda-32", (18, 14), 0.06),
-        pytest.param("cruise-nmf-52-m4-xlarge", (42, 10), 0.09, marks=pytest.mark.slow),
+        slow("cruise-nmf-52-m4-xlarge", (42, 10), 0.09),
     ],
 )
 def test_the_best_split_and_how_much_worse_others_are(name, best, within):

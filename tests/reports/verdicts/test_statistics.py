@@ -24,6 +24,7 @@ from reports.verdicts.statistics import (
     ratios,
     signed_rank,
 )
+from tests.support.marks import slow
 
 
 def exact(values):
@@ -43,7 +44,7 @@ def test_interval_is_deterministic():
     assert median_interval(x) == median_interval(x)
 
 
-@pytest.mark.parametrize("n", [5, 9, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [5, 9, slow(13)])
 def test_interval_covers_the_median_as_often_as_its_order_statistics_say(n):
     """The percentile bootstrap of a median picks order statistics k and n + 1 - k, which cover with a binomial chance."""
     rng = np.random.default_rng(n)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from reports.verdicts.statistics import compare, holm, paired_t, signed_rank
+from tests.support.marks import slow
 
 RUNS = 400  # of which 8.3 % may be false where the chance is 5 %: three standard errors above it
 NAMES = [f"t{i}" for i in range(8)]
@@ -59,7 +60,7 @@ CASES = [
     ("often the same", False, 8),
 ]
 QUICK = [CASES[2], CASES[4], CASES[7]]
-PARAMETERS = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+PARAMETERS = [case if case in QUICK else slow(*case) for case in CASES]
 
 
 @pytest.mark.parametrize(("kind", "unequal", "equal"), PARAMETERS)
@@ -67,7 +68,7 @@ def test_within_an_arena_at_most_5_percent_of_verdicts_are_false(kind, unequal, 
     assert at_most(0.05, false_verdicts(6, paired_t, kind, unequal, equal))
 
 
-@pytest.mark.parametrize(("blocks", "test"), [(6, paired_t), pytest.param(20, signed_rank, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("blocks", "test"), [(6, paired_t), slow(20, signed_rank)])
 def test_skewed_times_of_unequal_spread_are_the_limit_of_both_tests(blocks, test):
     """Both expect differences that are symmetric about their mean. 9 % by 2,000 runs each; CONTRIBUTING.md says so."""
     assert at_most(0.09, false_verdicts(blocks, test, "skewed", True, 8))

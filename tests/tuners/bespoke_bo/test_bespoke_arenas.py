@@ -15,6 +15,7 @@ from simulators.cluster.profiles import Device, NodeType
 from simulators.workloads.catalogue import workload
 from simulators.workloads.workload import Demand, Proxy, Workload
 from tests.support import small_jobs
+from tests.support.marks import slow
 from tuners.actions import Run, Setting, Target
 from tuners.bespoke_bo import schedules
 from tuners.cruise.placement import MachineKind, Placement, Problem, pull_seconds
@@ -161,7 +162,7 @@ def test_a_job_ends_with_the_push_that_brings_its_samples():
     assert sum(w.samples for w in window.workers) == 3 * CASE.batch
 
 
-@pytest.mark.parametrize("loads", [(6, 2), pytest.param((4, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loads", [(6, 2), slow((4, 4))])
 def test_in_a_mean_every_sample_counts_the_same(loads):
     # The loss is p x, from p = 1 on: a worker's loss and its gradient are both the mean of its x, whose values are 1 and 5.
     rows = np.repeat([1.0, 5.0], 20).astype(np.float32)

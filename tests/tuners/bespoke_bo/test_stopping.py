@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.bespoke_truth import Truth, TruthSystem, play
+from tests.support.marks import slow
 from tuners.actions import Cost, Evaluation, Reconfigure, Target
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.stopping import JobCourse, iterations_to, worthwhile
@@ -84,9 +85,7 @@ def test_a_reconfiguration_costs_the_mean_of_those_so_far():
     assert at.change_seconds == 4.0
 
 
-@pytest.mark.parametrize(
-    "batches", [(25, 10**7), pytest.param((25, 600, 10**7), marks=pytest.mark.slow)], ids=["two jobs", "three jobs"]
-)
+@pytest.mark.parametrize("batches", [(25, 10**7), slow((25, 600, 10**7))], ids=["two jobs", "three jobs"])
 def test_a_long_job_makes_more_evaluations_than_a_short_one(batches):
     """The cluster and all random numbers are equal; only the samples that are left differ."""
     counts = [len(tried(TruthUntil(SMALL, Target("samples", n * 4096.0)))) for n in batches]

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tests.support.marks import slow
 from tests.support.toy import job, toys, window
 from tests.tuners.bo_online.test_convergence import hogwild_losses
 from tuners import resolve
@@ -180,7 +181,7 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
 
 
 @pytest.mark.parametrize("acquisition", ["ei", "pi", "lcb"])
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, slow(2)])
 def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
     """The best of 35 settings, where trials are cheap; the worst takes 18 times as long."""
     curve = played(partial(bo_online, acquisition=acquisition), most=200, job=replace(GOAL, seed=seed), change_seconds=2.0)
@@ -332,7 +333,7 @@ def test_where_trials_do_not_keep_what_the_model_promised_there_are_fewer_and_fe
     assert len([i for i in made if i > 150]) <= 8
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+@pytest.mark.parametrize("seed", [1, *(slow(s) for s in (2, 3))])
 def test_trials_take_a_small_part_of_the_job(seed):
     """Whatever the model promises: after the initial phase, 20 % of the time, and the trial that was begun within them."""
     curve = Curve(job=replace(GOAL, seed=seed), change_seconds=30.0)
@@ -522,7 +523,7 @@ FORKS = {
 }
 
 
-@pytest.mark.parametrize("system", ["no forks", pytest.param("timing only", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("system", ["no forks", slow("timing only")])
 @pytest.mark.parametrize("fork", FORKS)
 def test_every_fork_keeps_the_contract(fork, system):
     check_tuner(FORKS[fork], systems={system: toys()[system]}, most=30)

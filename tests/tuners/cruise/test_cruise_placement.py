@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tests.support.compositions import compositions
+from tests.support.marks import slow
 from tuners.cruise.milp import solve
 from tuners.cruise.placement import (
     MachineKind,
@@ -170,7 +171,7 @@ def test_every_split_takes_what_eqs_1_to_4_say_and_comes_after_the_faster_ones(p
         assert min(placement.model) >= 0
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [25, slow(100)])
 def test_no_placement_beats_the_optimum(examples):
     """Any roles, any model shares per machine (even, clumped, or beside the optimum's own), the best data shares."""
 
@@ -363,7 +364,7 @@ def brute_force_by_kind(problem):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "clusters"),
-    [(0, 6), pytest.param(0, 20, marks=pytest.mark.slow), pytest.param(1, 200, marks=pytest.mark.benchmark)],
+    [(0, 6), slow(0, 20), pytest.param(1, 200, marks=pytest.mark.benchmark)],
     ids=["few", "more", "many"],
 )
 def test_what_the_milp_calls_proven_is_what_brute_force_finds(seed, clusters):

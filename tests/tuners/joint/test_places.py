@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import harness
+from tests.support.marks import slow
 from tests.support.toy import job, window
 from tests.tuners.joint.test_decisions import RATE, Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
@@ -410,7 +411,7 @@ def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
     assert (seconds[1] - seconds[0]) * len(of.start.workers) == pytest.approx(8.0, rel=0.2)
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(30.0, marks=pytest.mark.slow), 0.1])
+@pytest.mark.parametrize("seconds", [slow(30.0), 0.1])
 def test_nobody_waits_for_a_slow_workers_local_steps_where_that_saves_most_of_the_time(seconds):
     """Where a quarter of the workers straggled, the best other tuner took a third of the time."""
     arena = harness.scenario(

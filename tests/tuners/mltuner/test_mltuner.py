@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.forest import EPOCH, ONE_POINT, RATE, START, Forest, Scripted, falls, job
+from tests.support.marks import slow
 from tuners.actions import Evaluate, Fork, Free, Run, Target
 from tuners.mltuner import mltuner as either
 from tuners.settings import Choice, Real
@@ -370,9 +371,7 @@ def test_an_unknown_searcher_is_refused():
         next(mltuner(job(), search="anneal"))
 
 
-@pytest.mark.parametrize(
-    "names", [("one knob", "a node leaves"), pytest.param(tuple(toys()), marks=pytest.mark.slow)], ids=["two toys", "all"]
-)
+@pytest.mark.parametrize("names", [("one knob", "a node leaves"), slow(tuple(toys()))], ids=["two toys", "all"])
 def test_the_contract_is_kept_when_it_tunes_again(names):
     """What the toys have is a loss, so that re-tuning has to be asked for."""
     check_tuner(partial(mltuner, retune=True, plateau_epochs=2), systems={name: toys()[name] for name in names})

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.forest import NODES, ONE_POINT, START
+from tests.support.marks import slow
 from tuners.search.searchers import Search, corner, grid, points, searcher, settled
 from tuners.settings import Choice, Integer, Real
 from tuners.space import Space
@@ -57,7 +58,7 @@ def test_a_space_of_one_point_has_one_proposal(kind):
     assert found == [{"learning_rate": 0.01, "batch_size": 10}]
 
 
-@pytest.mark.parametrize("kind", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["tpe", slow("gp")])
 def test_what_learns_does_better_than_chance(kind):
     """Thirty proposals on the hill, over three seeds."""
 
