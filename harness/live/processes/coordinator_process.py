@@ -165,8 +165,9 @@ class CoordinatorProcess:
     # -------------------------------------------------------------------------------------------------------- the loop
 
     def _send(self, receiver: str, message: Message) -> None:
-        self._meter.sent(receiver, message.head, time.monotonic())
-        self._mailbox.send(receiver, message)
+        now = time.monotonic()
+        self._mailbox.send(receiver, message)  # first: others wait for it
+        self._meter.sent(receiver, message.head, now)
 
     def _run(self) -> None:
         try:
@@ -180,12 +181,13 @@ class CoordinatorProcess:
             self._journal.close()
 
     def _serve(self) -> None:
-        turned = due = time.monotonic()
+        receive, questions, clock = self._mailbox.receive, self._questions, time.monotonic
+        turned = due = clock()
         while not self._over.is_set():
-            while not self._questions.empty():
-                self._answer(*self._questions.get())
-            heard = self._mailbox.receive(_TURN_SECONDS)
-            now = time.monotonic()
+            while not questions.empty():
+                self._answer(*questions.get())
+            heard = receive(_TURN_SECONDS)
+            now = clock()
             if now - turned > _STALL_SECONDS:
                 # The others were not silent: their heartbeats were waiting for us.
                 self._heard = {name: at + now - turned for name, at in self._heard.items()}

@@ -67,24 +67,24 @@ class Mailbox:
             try:
                 if (received := self.transport.receive(timeout_seconds)) is None:
                     return None
-                sender, message = decode(received.frames)
+                sender, message = heard = decode(received.frames)
             except Unreadable as error:
-                timeout_seconds = 0.0
                 self._refuse(f"drops what it received: {error}")
-                continue
-            head: object = message.head
-            caller, timeout_seconds = received.caller, 0.0
-            if caller != sender and caller is not None:
-                self._refuse(f"refuses a message that {caller} sends in the name of {sender!r}")
-            elif not may_send(sender, type(message.head)):
-                self._refuse(f"refuses {type(head).__name__} of {sender}, which is not for its role to say")
-            elif not isinstance(head, Peers):
-                return sender, message
-            elif sender != COORDINATOR or message.generation < self._listed:
-                self._refuse(f"refuses a list of processes of {sender}, generation {message.generation}")
             else:
-                self._listed = message.generation
-                self.update(head)
+                head: object = message.head
+                caller = received.caller
+                if caller != sender and caller is not None:
+                    self._refuse(f"refuses a message that {caller} sends in the name of {sender!r}")
+                elif not may_send(sender, type(message.head)):
+                    self._refuse(f"refuses {type(head).__name__} of {sender}, which is not for its role to say")
+                elif not isinstance(head, Peers):
+                    return heard
+                elif sender != COORDINATOR or message.generation < self._listed:
+                    self._refuse(f"refuses a list of processes of {sender}, generation {message.generation}")
+                else:
+                    self._listed = message.generation
+                    self.update(head)
+            timeout_seconds = 0.0
 
     def _refuse(self, what: str) -> None:
         self.refused += 1
@@ -181,7 +181,7 @@ def _work(member: Member, mailbox: Mailbox, layout: Layout, compute: Compute, co
             while (heard := mailbox.receive(0.0)) is not None:
                 core.receive(*heard)
             task = tasks.popleft()
-            if task.kind == "gradient" and any(later.kind == "gradient" for later in tasks):
+            if tasks and task.kind == "gradient" and any(later.kind == "gradient" for later in tasks):
                 continue
             if task.work is not None:
                 cores.use(task.work.intra_threads)
@@ -206,16 +206,14 @@ def _heard(member: Member) -> Iterator[Mailbox]:
 
 
 def _serve(member: Member, mailbox: Mailbox, core: _Core, *, tick: Callable[[], None], work: Callable[[], None]) -> None:
-    due = 0.0
+    receive, handle, now = mailbox.receive, core.receive, time.monotonic
     while not member.over.is_set():
-        if time.monotonic() >= due:
-            if not core.view:  # not admitted yet, or the announcement was lost: announce again
-                core.hello()
-            tick()
-            work()
-            due = time.monotonic() + TICK_SECONDS
-        heard = mailbox.receive(TICK_SECONDS)
-        if heard is not None:
-            core.receive(*heard)
+        if not core.view:  # not admitted yet, or the announcement was lost: announce again
+            core.hello()
+        tick()
+        work()
+        due = now() + TICK_SECONDS
+        while now() < due and (heard := receive(TICK_SECONDS)) is not None:
+            handle(*heard)
             heard = None  # its arrays may be large: free them before the next message is received
             work()

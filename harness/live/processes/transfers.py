@@ -50,13 +50,15 @@ class TransferMeter:
 
     def sent(self, receiver: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator sends."""
+        if head is self._sent:
+            return
+        self._sent = head
         if isinstance(head, LogAppend):
-            if head is not self._sent and isinstance(head.entry, CommitEntry):
+            if isinstance(head.entry, CommitEntry):
                 for begun in head.entry.released:
                     self._begin(begun.worker, begun.cycle, now)
         elif isinstance(head, Release):
             self._begin(receiver, head.cycle, now)
-        self._sent = head
 
     def _begin(self, worker: str, number: int, now: float) -> None:
         # What is sent again, after a timeout or to another server, does not start the cycle again.
@@ -66,9 +68,13 @@ class TransferMeter:
         self._begun[worker] = begun = self._begun.get(worker, 0) + 1
         if begun <= _MEASURED:
             self._cycles[worker] = _Cycle(number, now)
+        else:
+            self._cycles.pop(worker, None)
 
     def received(self, sender: str, head: Head, now: float) -> None:
         """Take note of a message that the coordinator receives."""
+        if not self._cycles:  # none is measured
+            return
         if isinstance(head, PushStaged):
             cycle = self._cycles.get(head.worker)
             if cycle is not None and cycle.number == head.cycle:

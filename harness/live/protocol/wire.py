@@ -90,9 +90,8 @@ _read_row = msgspec.msgpack.Decoder(_First).decode
 def encode(sender: str, message: Message) -> list[Buffer]:
     """The frames of a message; long arrays are not copied. Raises Unreadable for arrays that this format cannot carry."""
     arrays: tuple[Array, ...] = message.arrays
-    head: Any = message.head
     if not arrays:
-        row = _row_of(_First(sender, message.generation, message.view, (), head))
+        row = _row_of((sender, message.generation, message.view, (), message.head))
         return [b"".join((_MARK.pack(_BEGIN, len(row)), row, _FILL[len(row) & 3]))]
     kinds: list[tuple[str, int]] = []
     data: list[Buffer] = []
@@ -107,7 +106,7 @@ def encode(sender: str, message: Message) -> list[Buffer]:
         kinds.append((kind, len(array)))
         data.append(array.data if array.flags.c_contiguous else np.ascontiguousarray(array).data)
         bytes_left -= size
-    row = _row_of(_First(sender, message.generation, message.view, tuple(kinds), head))
+    row = _row_of((sender, message.generation, message.view, kinds, message.head))  # as `_First`
     first = _MARK.pack(_BEGIN, len(row)), row, _FILL[len(row) & 3]
     return [b"".join((*first, *data))] if bytes_left >= 0 else [b"".join(first), *data]
 
@@ -117,10 +116,12 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
 
     Raises Unreadable for garbage, for another version, and if there are more or fewer bytes than the first frame says.
     """
-    if not frames or len(frames[0]) < _MARK_BYTES:
-        raise Unreadable("Cannot read a message without its first frame: it was cut short, or another program sent it.")
-    first = memoryview(frames[0])
-    begin, length = _MARK.unpack_from(first)
+    try:
+        begin, length = _MARK.unpack_from(first := frames[0])
+    except (IndexError, struct.error):
+        raise Unreadable(
+            "Cannot read a message without its first frame: it was cut short, or another program sent it."
+        ) from None
     if begin != _BEGIN:
         raise _foreign(begin)
     end = _MARK_BYTES + length
@@ -130,14 +131,14 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, Message]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"Cannot read the head of a message: {error}.") from None
     end += -length & 3
+    kinds = said.arrays
     arrays: tuple[Array, ...] = ()
-    if len(frames) == 1:
-        if said.arrays or end != len(first):
-            arrays = _short(said.arrays, first.toreadonly(), end)
-    elif len(said.arrays) != len(frames) - 1 or len(first) != end:
-        raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(said.arrays)}.")
-    else:
-        arrays = tuple([_array(*kind, frame) for kind, frame in zip(said.arrays, frames[1:], strict=True)])
+    if len(frames) > 1:
+        if len(kinds) != len(frames) - 1 or len(first) != end:
+            raise Unreadable(f"Cannot read a message with {len(frames) - 1} arrays: its head says {len(kinds)}.")
+        arrays = tuple([_array(*kind, frame) for kind, frame in zip(kinds, frames[1:], strict=True)])
+    elif kinds or end != len(first):
+        arrays = _short(kinds, first if isinstance(first, bytes) else first.toreadonly(), end)
     head: Any = said.head
     return said.sender, Message(head, arrays, said.view, said.generation)
 
@@ -150,7 +151,7 @@ def _foreign(begin: bytes) -> Unreadable:
     return Unreadable(f"Cannot read a message of version {version}: this is version {VERSION}; use one release everywhere.")
 
 
-def _short(kinds: Sequence[tuple[str, int]], first: memoryview, at: int) -> tuple[Array, ...]:
+def _short(kinds: Sequence[tuple[str, int]], first: Buffer, at: int) -> tuple[Array, ...]:
     """The arrays that follow in the first frame, from byte `at` on."""
     made: list[Array] = []
     for kind, size in kinds:

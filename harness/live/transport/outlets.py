@@ -57,9 +57,11 @@ class Outlets(Generic[Line]):
             line.socket.close()  # also ends its registration
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> bool:
-        """Send a message on the peer's line; returns at once. False: it is dropped, because too much waits. Raises OSError,
-        and closes the line, if the peer has closed it."""
-        line = self.lines[peer]
+        """Send a message on the peer's line; returns at once. False: it is dropped, because too much waits. Raises OSError
+        if there is no line, or the peer has closed it; then it is closed here, too."""
+        line = self.lines.get(peer)
+        if line is None:
+            raise ConnectionError(f"There is no line to {peer}.")
         try:
             sent = line.send(frames)
         except OSError:

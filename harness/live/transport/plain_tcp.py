@@ -95,9 +95,8 @@ class _LineOut:
 class _LineIn:
     """A connection from a caller."""
 
-    def __init__(self, made: socket.socket, memory: memoryview) -> None:
-        """`memory`: for what is read at once; it can be that of others, too."""
-        self.socket, self._memory = made, memory
+    def __init__(self, made: socket.socket) -> None:
+        self.socket = made
         self._held = b""  # begins a message
         self._frames: list[memoryview] = []  # of a message that is longer
         self._unfilled: deque[memoryview] = deque()  # what is still to come of it
@@ -114,7 +113,7 @@ class _LineIn:
                 self._unfilled.popleft()
                 if not self._unfilled:
                     return [self._completed()]
-            data = bytes(self._memory[: self.socket.recv_into(self._memory)])
+            data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return []
         if not data:
@@ -209,8 +208,6 @@ class PlainTcp:
         self._sender = _PlainSender(opened, self._events)
         self._listener = opened()
         self._in: dict[int, _LineIn] = {}  # by descriptor
-        # To have memory of that size for each message, and give most of it back, takes longer than a copy.
-        self._memory = memoryview(bytearray(_READ_BYTES))
         self._arrived: deque[Sequence[Buffer]] = deque()
         try:
             self._listener.setblocking(False)
@@ -269,7 +266,7 @@ class PlainTcp:
         with suppress(OSError):  # it has gone again, or no descriptor is left
             made, _ = self._listener.accept()
             made.setblocking(False)
-            self._in[made.fileno()] = _LineIn(made, self._memory)
+            self._in[made.fileno()] = _LineIn(made)
             self._events.register(made, select.EPOLLIN)
 
     def _read(self, line: _LineIn) -> None:

@@ -41,6 +41,7 @@ BORROWED = 256  # slots of all lenders that stay mapped although nothing refers 
 
 _NAME = "harness-slot"
 _NOTE = b"LENT"  # begins the first frame of a message with borrowed frames; no message of `wire` begins so
+_NOTE_BYTES = len(_NOTE)
 _HEAD = struct.Struct("<16sQ")  # token of the process, number of the slot
 _MARKS = 64  # offset of the marks: one byte per reader
 _DATA = mmap.PAGESIZE  # offset of the frame
@@ -258,7 +259,7 @@ class SharedMemory:
     def borrow(self, frames: Sequence[Buffer]) -> Sequence[Buffer]:
         """All frames of a message, from those that arrived. Raises Unreadable if one cannot be read: its sender is dead, or
         never sent it, or this process has no file descriptors left."""
-        if bytes(frames[0][: len(_NOTE)]) != _NOTE:
+        if frames[0][:_NOTE_BYTES] != _NOTE:
             return frames
         self._return_unread()
         try:

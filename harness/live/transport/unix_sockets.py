@@ -6,9 +6,9 @@ and which process, is at the other end of a line. And a caller begins with a tic
 ZeroMQ, where its key proves which peer it is. Nothing else is read from a line until both tickets are there. The kernel
 keeps what is on a line from everybody else, so it is not encrypted.
 
-A line carries packets (`SOCK_SEQPACKET`, unix(7)). A message of one frame is one packet: a mark and the frame. Others
-are one packet, too: the number of frames, their sizes, the frames; or, if that is too long, a packet with the sizes, then
-pieces of the frames.
+A line carries packets (`SOCK_SEQPACKET`, unix(7)). A message of one short frame, as most are, is one packet: the frame.
+Others are one packet, too: a mark, the number of frames, their sizes, the frames; or, if that is too long, a packet with the
+mark and the sizes, then pieces of the frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from harness.live.protocol.wire import Buffer, Unreadable, byte_count
+from harness.live.protocol.wire import Buffer, Unreadable
 from harness.live.transport.framing import MOST_BUFFERS, frames_in, head_and_bytes, head_bytes, sizes_in
 from harness.live.transport.outlets import Outlets
 
@@ -31,8 +31,7 @@ __all__ = ["TICKET_BYTES", "UnixSockets"]
 TICKET_BYTES = 32
 
 _PACKET_BYTES = 2**16  # the kernel finds memory for longer ones less easily
-_ALONE = b"one:"  # before the only frame of a message, which needs no size; as a number it is more than a message has frames
-_LONGEST_ALONE = _PACKET_BYTES - len(_ALONE)
+_SIZES = b"size"  # begins a packet with the sizes of a message's frames
 _LINE_BYTES = 2**20  # on their way to one peer, as far as the system allows; the rest waits until this process receives
 _WAITING_PACKETS = 10_000  # to one peer; then messages to it are dropped
 _WAITING_CALLERS = 256  # who have not proved who they are; then the first of them is dropped
@@ -50,12 +49,20 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-def _packets(frames: Sequence[Buffer]) -> list[list[Buffer]]:
+def _is_packet(frame: Buffer) -> bool:
+    """Whether a message of this frame alone needs nothing beside it: it is short, and cannot be taken for another packet."""
+    # An empty packet is the end of a line.
+    return isinstance(frame, bytes) and 0 < len(frame) <= _PACKET_BYTES and not frame.startswith(_SIZES)
+
+
+def _packets(frames: Sequence[Buffer]) -> Sequence[Sequence[Buffer]]:
     """Those of a message; each as what it is put together of."""
+    if len(frames) == 1 and _is_packet(frames[0]):
+        return [frames]
     head, size = head_and_bytes(frames)
-    if size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS:
-        return [[head, *frames]]
-    packets: list[list[Buffer]] = [[head]]
+    if len(_SIZES) + size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS - 1:
+        return [[_SIZES, head, *frames]]
+    packets: list[list[Buffer]] = [[_SIZES, head]]
     for frame in frames:
         whole = memoryview(frame).cast("B")
         packets += [[whole[start : start + _PACKET_BYTES]] for start in range(0, len(whole), _PACKET_BYTES)]
@@ -67,7 +74,7 @@ class _LineOut:
 
     def __init__(self, name: str, process: int, ticket: bytes) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.waiting: deque[list[Buffer]] = deque()  # packets for which the kernel has no room now
+        self.waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
         try:
             self.socket.setblocking(False)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
@@ -83,19 +90,21 @@ class _LineOut:
         waiting = self.waiting
         if len(waiting) >= _WAITING_PACKETS:
             return False
-        if len(frames) == 1 and byte_count(frames[0]) <= _LONGEST_ALONE:
-            packets: list[list[Buffer]] = [[_ALONE, frames[0]]]
-        else:
-            packets = _packets(frames)
-        if waiting or len(packets) > 1:
-            waiting.extend(packets)
-            if len(waiting) == len(packets):  # nothing waited before
-                self.flush()
-            return True
+        packets = _packets(frames)
+        waiting.extend(packets)
+        if len(waiting) == len(packets):  # nothing waited before
+            self.flush()
+        return True
+
+    def send_alone(self, frame: Buffer) -> bool:
+        """Send a message of one frame if that goes at once, as most often: it is a packet, and nothing waits. Returns
+        whether it was sent."""
+        if self.waiting or not _is_packet(frame):
+            return False
         try:
-            self.socket.sendmsg(packets[0])
-        except BlockingIOError:  # the kernel has no room now
-            waiting.append(packets[0])
+            self.socket.send(frame)
+        except OSError:  # no room now, or the peer has closed it: `send` tells which
+            return False
         return True
 
     def flush(self) -> None:
@@ -118,11 +127,11 @@ class _LineIn:
         """The message that this packet completes; None if there is more to come. Raises Unreadable for another packet."""
         if self._frames:
             return self._more(packet)
-        if packet.startswith(_ALONE):
-            return (memoryview(packet)[len(_ALONE) :],)
-        if (sizes := sizes_in(packet)) is None:
+        if not packet.startswith(_SIZES):
+            return (packet,)
+        if (sizes := sizes_in(packet, len(_SIZES))) is None:
             raise Unreadable("Cannot read a message without the sizes of its frames.")
-        at = head_bytes(sizes)
+        at = len(_SIZES) + head_bytes(sizes)
         if len(packet) == at + sum(sizes):
             return frames_in(packet, at, sizes)
         if len(packet) != at:
@@ -165,8 +174,6 @@ class UnixSockets:
         self._callers: dict[bytes, _LineIn] = {}  # by ticket: its other half has not come by ZeroMQ
         self._tickets: dict[bytes, str] = {}  # that came by ZeroMQ, and whose key sent them; not yet on a line
         self.arrived: deque[tuple[str, Sequence[Buffer]]] = deque()  # messages, each with the key of its sender
-        # Of the longest packet: to have memory of that size for each, and give most of it back, takes longer than a copy.
-        self._packet = memoryview(bytearray(_PACKET_BYTES))
 
     # --------------------------------------------------------------------------------------------------------------- send
 
@@ -245,7 +252,7 @@ class UnixSockets:
 
     def _read(self, line: _LineIn) -> None:
         try:
-            packet = bytes(self._packet[: line.socket.recv_into(self._packet)])
+            packet = line.socket.recv(_PACKET_BYTES)
         except BlockingIOError:
             return
         except OSError:

@@ -242,6 +242,7 @@ class _OneMachine:
         except BaseException:
             self.memory.close()
             raise
+        self._lines = self.lines.out.lines
         self._there: dict[str, tuple[str, int]] = {}  # peers without a line yet: its name, and the process that listens
 
     def connect(self, peer: str, address: Address) -> None:
@@ -255,30 +256,29 @@ class _OneMachine:
         self.memory.forget(peer)  # after the line, which may still send from it
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        if peer in self._there:
-            self._call(peer)
-        sent, lent = frames, len(frames) > 1  # a message of one frame is short
-        if lent:
-            sent = self.memory.lend(peer, frames)
-        outlets = self.lines.out
-        if peer in outlets.lines:
-            try:
-                on_its_way = outlets.send(peer, sent)
-            except OSError:  # the line has broken: from now on by ZeroMQ, this message first
-                on_its_way = self._sender.try_to_send(peer, sent)
-            else:
-                if not on_its_way:
-                    self._sender.refuse(peer)
-        else:
-            on_its_way = self._sender.try_to_send(peer, sent)
-        if lent and not on_its_way:
+        line = self._lines.get(peer)
+        if len(frames) == 1 and line is not None and line.send_alone(frames[0]):
+            return
+        sent = self.memory.lend(peer, frames)
+        try:
+            on_its_way = self.lines.out.send(peer, sent)
+            if not on_its_way:
+                self._sender.refuse(peer)
+        except OSError:  # there is no line, or it has broken
+            on_its_way = self._called(peer, sent) or self._sender.try_to_send(peer, sent)
+        if not on_its_way and sent is not frames:
             self.memory.take_back()
 
-    def _call(self, peer: str) -> None:
-        """Make a line to a peer that has none yet."""
-        with suppress(OSError):
+    def _called(self, peer: str, frames: Sequence[Buffer]) -> bool:
+        """Make a line to a peer that has none yet, and send by it. Returns False if there is none after all."""
+        if peer not in self._there:
+            return False
+        try:
             ticket = self.lines.connect(peer, *self._there.pop(peer))
             self._sender.send(peer, [_TICKET + ticket])
+            return self.lines.out.send(peer, frames)
+        except OSError:
+            return False
 
     def close(self) -> None:
         self.lines.close()
@@ -361,19 +361,20 @@ class ZmqTransport:
         here = self._here
         if here is None:
             return self._receive_by_zeromq(timeout_seconds)
-        arrived, until = here.lines.arrived, -1.0
+        arrived, until = here.lines.arrived, 0.0
         while True:
-            if arrived:
+            while arrived:
                 key, frames = arrived.popleft()
                 if (caller := self._peers.get(key)) is not None:  # else it was a peer when it connected
                     return Received(caller, here.memory.borrow(frames))
-            elif not self._inlet_waits or not self._take_by_zeromq(here):
-                now = time.monotonic()
-                if until < 0:
-                    until = now + timeout_seconds
-                elif now >= until:
-                    return None
-                self._inlet_waits = here.lines.wait(until - now)
+            if self._inlet_waits and self._take_by_zeromq(here):
+                continue
+            now = time.monotonic()
+            if not until:
+                until = now + timeout_seconds
+            elif now >= until:
+                return None
+            self._inlet_waits = here.lines.wait(until - now)
 
     def _take_by_zeromq(self, here: _OneMachine) -> bool:
         """Take what has come by ZeroMQ: a message, or the ticket of a line. Returns False if there is nothing."""

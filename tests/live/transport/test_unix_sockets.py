@@ -79,6 +79,43 @@ def test_messages_of_any_size_arrive_in_order(ends):
     assert nothing_comes(other)
 
 
+ONE_FRAME = [
+    (b"x", True),
+    (b"siz", True),
+    (b"a size", True),
+    (bytes(2**16), True),
+    (b"size", False),
+    (b"size of what?", False),
+    (b"", False),
+    (bytes(2**16 + 1), False),
+]
+
+
+def test_a_short_frame_is_a_packet_unless_it_could_be_taken_for_another(ends):
+    one, other = ends(), ends()
+    connected(one, other)
+    line = one.out.lines["other"]
+    for frame, goes_alone in ONE_FRAME:
+        assert line.send_alone(frame) == goes_alone
+        assert goes_alone or one.send("other", [frame])
+        assert received(other, one) == [frame]
+    assert nothing_comes(other)
+
+
+def test_a_short_frame_does_not_overtake_what_waits(ends):
+    one, other = ends(), ends()
+    connected(one, other)
+    line, sent = one.out.lines["other"], 0
+    while line.send_alone(b"%d" % sent + bytes(50_000)):
+        sent += 1
+    assert one.send("other", [b"waits"])
+    assert received(other)[0][:1] == b"0"
+    assert not line.send_alone(b"later")  # although there is room now
+    assert one.send("other", [b"later"])
+    rest = [received(other, one)[0] for _ in range(sent + 1)]
+    assert rest[-2:] == [b"waits", b"later"]
+
+
 def test_a_message_stays_as_it_is_when_others_come(ends):
     one, other = ends(), ends()
     connected(one, other)
@@ -207,15 +244,15 @@ def test_callers_that_wait_are_limited(ends, monkeypatch):
 
 
 def packet(*sizes, body=b""):
-    return len(sizes).to_bytes(4, "little") + b"".join(size.to_bytes(8, "little") for size in sizes) + body
+    return b"size" + len(sizes).to_bytes(4, "little") + b"".join(size.to_bytes(8, "little") for size in sizes) + body
 
 
 @pytest.mark.parametrize(
     "packets",
     [
-        [b"abc"],
+        [b"sizeabc"],
         [packet()],
-        [(2**32 - 1).to_bytes(4, "little")],
+        [b"size" + (2**32 - 1).to_bytes(4, "little")],
         [packet(5)[:-1]],
         [packet(5, body=b"abc")],
         [packet(2, body=b"abc")],
