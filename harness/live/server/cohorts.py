@@ -6,7 +6,7 @@ their own.
 
 from __future__ import annotations
 
-from harness.live.protocol.blocks import Blocks, Runs, one_of, runs_of
+from harness.live.protocol.blocks import Blocks, one_of, runs_of
 
 __all__ = ["Cohort", "Cohorts"]
 
@@ -16,13 +16,13 @@ class Cohort:
 
     def __init__(self, blocks: Blocks, position: int) -> None:
         self.position = position
-        self.blocks = one_of(blocks)
+        self.hold(blocks)
         self.done: dict[str, int] = {}  # the last committed cycle, by worker
 
-    @property
-    def runs(self) -> Runs:
-        """Its blocks as runs."""
-        return runs_of(self.blocks)
+    def hold(self, blocks: Blocks) -> None:
+        """It has these blocks from now on; `runs` are the same as runs."""
+        self.blocks = one_of(blocks)
+        self.runs = runs_of(self.blocks)
 
 
 class Cohorts:
@@ -47,7 +47,7 @@ class Cohorts:
         for cohort in sorted(self.all, key=lambda c: -len(c.done)):
             same = kept.setdefault(cohort.position, cohort)
             if same is not cohort:
-                same.blocks = one_of(same.blocks | cohort.blocks)
+                same.hold(same.blocks | cohort.blocks)
                 same.done = {w: max(same.done.get(w, 0), cohort.done.get(w, 0)) for w in {**same.done, **cohort.done}}
         merged = len(kept) < len(self.all)
         self.all = [c for c in kept.values() if c.blocks]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from harness.live.protocol.blocks import Blocks, Layout, blocks_in, members, one_of, runs_of
+from harness.live.protocol.blocks import Blocks, Layout, blocks_in, members, runs_of
 from harness.live.protocol.log import MoveEntry
 from harness.live.protocol.messages import Array, BlockData, FetchBlocks, StagedPart
 from harness.live.protocol.outbox import Outbox
@@ -79,7 +79,7 @@ class Handover:
         leaving = cohort.blocks & blocks_in(move.runs)
         if not leaving:
             return leaving
-        cohort.blocks = one_of(cohort.blocks - leaving)
+        cohort.hold(cohort.blocks - leaving)
         if move.on_demand:
             for block in leaving:
                 self._departed[block] = index, *self._packed(frozenset([block]), branches)

@@ -7,8 +7,9 @@ length. Long runs are stepped in pieces, so that intermediate results stay in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from harness.live.protocol.messages import Array
@@ -18,7 +19,7 @@ __all__ = ["Rates", "slots", "step"]
 _PIECE = 1 << 16  # parameters: 256 KiB of float32
 
 
-class Rates(NamedTuple):
+class Rates(msgspec.Struct, frozen=True):
     """The scalars of a step."""
 
     learning_rate: float

@@ -193,9 +193,12 @@ class Staging:
 
     def take(self, worker: str, cycle: int, blocks: Blocks) -> Gradients:
         """Remove and return these blocks of a push. Also removes what the worker staged in earlier cycles and gave up."""
+        pushes = self._pushes.get(worker, {})
+        if len(pushes) == 1 and cycle in pushes and pushes[cycle][0] is blocks:  # the usual case
+            return pushes.pop(cycle)[1]
         taken: Gradients = []
         # A worker is in one cycle at a time, so pushes of earlier cycles will never be committed.
-        for number in [n for n in self._pushes.get(worker, ()) if n <= cycle]:
+        for number in [n for n in pushes if n <= cycle]:
             pieces = self._remove(worker, number, blocks)
             taken = pieces if number == cycle else taken
         return taken

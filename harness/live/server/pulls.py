@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, runs_of
 from harness.live.protocol.log import CommitEntry
@@ -17,8 +18,7 @@ from harness.live.server.store import Store
 __all__ = ["Pulls"]
 
 
-@dataclass(slots=True)
-class _Parameters:
+class _Parameters(msgspec.Struct):
     """A copy of the parameters of some blocks. No entry from `since` up to, but without, `until` changes them."""
 
     arrays: tuple[Array, ...]

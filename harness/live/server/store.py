@@ -70,8 +70,10 @@ class Store:
                 part[:] = 0
 
     def _step(self, commit: CommitEntry, run: tuple[int, int], gradient: Array) -> None:
-        span, branch = self._layout.span(run), self.branches[commit.branch]
-        kept = {name: branch.others[name][span] for name in self._slots}
+        branch, kept = self.branches[commit.branch], dict[str, Array]()
+        if self._slots:
+            span = self._layout.span(run)
+            kept = {name: branch.others[name][span] for name in self._slots}
         # A new array from the transport: it may be in shared memory already, and is then sent without a copy.
         before, made = branch.parameters.get(run), self._empty(len(gradient))
         branch.parameters.put(run, step(self._optimizer, before, kept, gradient, _rates(commit), made))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from harness.live.protocol.blocks import Blocks, Layout, Runs, blocks_in, runs_of, without
@@ -18,8 +17,7 @@ from harness.live.worker.worker_table import WorkerTable
 __all__ = ["Arrived", "Pulling", "rows_in"]
 
 
-@dataclass(slots=True)
-class _InProgress:
+class _InProgress(msgspec.Struct):
     """A pull that is in progress."""
 
     number: int  # of the request
@@ -35,10 +33,10 @@ class _InProgress:
     asked_seconds: float
     patience_seconds: float
     index: int = 2**62  # all blocks that have arrived contain the log up to this entry
-    asked: dict[int, str] = field(default_factory=dict)  # the server that was asked, by block
+    asked: dict[int, str] = msgspec.field(default_factory=dict)  # the server that was asked, by block
 
 
-class Arrived(NamedTuple):
+class Arrived(msgspec.Struct, frozen=True):
     """A pull that is complete."""
 
     kind: TaskKind

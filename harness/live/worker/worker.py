@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -49,7 +49,7 @@ __all__ = ["Worker"]
 _RELEASES = 8  # the last ones, of which the quickest tells how far the coordinator's clock is behind
 
 
-class _Push(NamedTuple):
+class _Push(msgspec.Struct, frozen=True):
     branch: int
     gradient: Array
     rows: Array | None  # None: of the whole model

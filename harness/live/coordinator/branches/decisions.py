@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import repeat
 from operator import is_, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax.extend.core import Literal
 
@@ -31,7 +32,7 @@ _MOST_NODES = 512
 _Decide: TypeAlias = Callable[[Any, Push], tuple[Any, Decision]]
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True):
     """The part of a `Decision` that live servers follow, and the policy's next state."""
 
     state: Any  # arrays
@@ -139,23 +140,23 @@ class _Steps:
         self._others: list[Any] = []  # constants; None where a step writes
         self._steps: list[tuple[Callable[..., Any], list[int], int]] = []  # function, its arguments, its result
         self._needed: list[tuple[Callable[..., Any], _Pick, int]] = []  # those of them without which there is no result
-        self._results: list[int] = []
+        self._results: _Pick = _picking([0])
 
     def give(self, results: list[int]) -> None:
         """Calculate these results from now on, and nothing else."""
-        self._results, wanted = results, set(results)
+        self._results, wanted = _picking(results), set(results)
         self._needed.clear()
         for function, arguments, result in reversed(self._steps):
             if result in wanted:
                 wanted.update(arguments)
                 self._needed.insert(0, (function, _picking(arguments), result))
 
-    def run(self, given: Sequence[Any]) -> list[Any]:
+    def run(self, given: Sequence[Any]) -> Sequence[Any]:
         """The results, from the values that are given."""
         values = [*given, *self._others]
         for function, pick, result in self._needed:
             values[result] = function(*pick(values))
-        return [values[r] for r in self._results]
+        return self._results(values)
 
     def add(self, traced: Any, arguments: Sequence[int]) -> list[int]:
         """Add the steps of a function that JAX has traced; returns its results. Raises _NeedsJax."""

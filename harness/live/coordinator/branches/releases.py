@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from harness.live.coordinator.branches.branch import CoordinatorBranch, LiveJob, Shards
 from harness.live.coordinator.branches.branches import Branches
@@ -18,7 +19,7 @@ from tuners.actions import Setting, SyncPolicy
 __all__ = ["Releases"]
 
 
-class _Sent(NamedTuple):
+class _Sent(msgspec.Struct, frozen=True):
     """A release, and what it was made of; these values are replaced, and never changed in place."""
 
     release: Release
