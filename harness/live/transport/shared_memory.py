@@ -32,16 +32,16 @@ import numpy as np
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import Buffer, Unreadable, byte_count
 
-__all__ = ["BORROWED", "LARGE_BYTES", "LENT_BYTES", "SLOTS", "SharedMemory", "SlotCounts"]
+__all__ = ["BORROWED", "LARGE_BYTES", "LENT_BYTES", "NOTE", "NOTE_BYTES", "SLOTS", "SharedMemory", "SlotCounts"]
 
 LARGE_BYTES = 2**16  # smaller frames are faster over a socket
 LENT_BYTES = 2**30  # of all slots of a process; without room, a frame goes over a socket
 SLOTS = 64  # of a process; each needs two of its file descriptors, and one of every reader
+NOTE = b"LENT"  # begins the first frame of a message with borrowed frames; no message of `wire` begins so
+NOTE_BYTES = len(NOTE)
 BORROWED = 256  # slots of all lenders that stay mapped although nothing refers to them
 
 _NAME = "harness-slot"
-_NOTE = b"LENT"  # begins the first frame of a message with borrowed frames; no message of `wire` begins so
-_NOTE_BYTES = len(_NOTE)
 _HEAD = struct.Struct("<16sQ")  # token of the process, number of the slot
 _MARKS = 64  # offset of the marks: one byte per reader
 _DATA = mmap.PAGESIZE  # offset of the frame
@@ -206,7 +206,7 @@ class SharedMemory:
                 self._last.append((slot, mark))
                 loans.append(_Loan(place, slot.file.fileno(), slot.number, mark, size))
         note = _Note(os.getpid(), self._token, self._dropped, tuple(loans))
-        return [_NOTE + msgspec.msgpack.encode(note), *rest]
+        return [NOTE + msgspec.msgpack.encode(note), *rest]
 
     def empty(self, size: int) -> Array:
         """An array of float32, [size], in a slot if there is room, so that it is lent without a copy. Such arrays take at
@@ -259,11 +259,11 @@ class SharedMemory:
     def borrow(self, frames: Sequence[Buffer]) -> Sequence[Buffer]:
         """All frames of a message, from those that arrived. Raises Unreadable if one cannot be read: its sender is dead, or
         never sent it, or this process has no file descriptors left."""
-        if frames[0][:_NOTE_BYTES] != _NOTE:
+        if frames[0][:NOTE_BYTES] != NOTE:
             return frames
         self._return_unread()
         try:
-            note = msgspec.msgpack.decode(frames[0][len(_NOTE) :], type=_Note)
+            note = msgspec.msgpack.decode(frames[0][len(NOTE) :], type=_Note)
             whole = list(frames[1:])
             for loan in note.loans:
                 view = self._lent(note, loan)

@@ -49,16 +49,8 @@ def _check_listener(line: socket.socket, process: int) -> None:
         raise PermissionError(f"Another process than {process} listens there.")
 
 
-def _is_packet(frame: Buffer) -> bool:
-    """Whether a message of this frame alone needs nothing beside it: it is short, and cannot be taken for another packet."""
-    # An empty packet is the end of a line.
-    return isinstance(frame, bytes) and 0 < len(frame) <= _PACKET_BYTES and not frame.startswith(_SIZES)
-
-
-def _packets(frames: Sequence[Buffer]) -> Sequence[Sequence[Buffer]]:
+def _packets(frames: Sequence[Buffer]) -> list[list[Buffer]]:
     """Those of a message; each as what it is put together of."""
-    if len(frames) == 1 and _is_packet(frames[0]):
-        return [frames]
     head, size = head_and_bytes(frames)
     if len(_SIZES) + size <= _PACKET_BYTES and len(frames) < MOST_BUFFERS - 1:
         return [[_SIZES, head, *frames]]
@@ -74,7 +66,7 @@ class _LineOut:
 
     def __init__(self, name: str, process: int, ticket: bytes) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.waiting: deque[Sequence[Buffer]] = deque()  # packets for which the kernel has no room now
+        self.waiting: deque[list[Buffer]] = deque()  # packets for which the kernel has no room now
         try:
             self.socket.setblocking(False)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINE_BYTES)
@@ -97,9 +89,10 @@ class _LineOut:
         return True
 
     def send_alone(self, frame: Buffer) -> bool:
-        """Send a message of one frame if that goes at once, as most often: it is a packet, and nothing waits. Returns
-        whether it was sent."""
-        if self.waiting or not _is_packet(frame):
+        """Send a message of one frame, if that goes at once, as a packet without its size: as most often. Returns whether it
+        was sent."""
+        # An empty packet is the end of a line.
+        if self.waiting or not isinstance(frame, bytes) or not 0 < len(frame) <= _PACKET_BYTES or frame.startswith(_SIZES):
             return False
         try:
             self.socket.send(frame)

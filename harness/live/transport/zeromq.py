@@ -28,7 +28,7 @@ from zmq.utils import z85
 
 from harness.live.protocol.messages import Array
 from harness.live.protocol.wire import LARGEST_BYTES, Buffer
-from harness.live.transport.shared_memory import SharedMemory
+from harness.live.transport.shared_memory import NOTE, NOTE_BYTES, SharedMemory
 from harness.live.transport.transport import Received
 from harness.live.transport.unix_sockets import TICKET_BYTES, UnixSockets
 
@@ -242,7 +242,6 @@ class _OneMachine:
         except BaseException:
             self.memory.close()
             raise
-        self._lines = self.lines.out.lines
         self._there: dict[str, tuple[str, int]] = {}  # peers without a line yet: its name, and the process that listens
 
     def connect(self, peer: str, address: Address) -> None:
@@ -256,9 +255,6 @@ class _OneMachine:
         self.memory.forget(peer)  # after the line, which may still send from it
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        line = self._lines.get(peer)
-        if len(frames) == 1 and line is not None and line.send_alone(frames[0]):
-            return
         sent = self.memory.lend(peer, frames)
         try:
             on_its_way = self.lines.out.send(peer, sent)
@@ -346,10 +342,11 @@ class ZmqTransport:
             self._here.forget(peer)
 
     def send(self, peer: str, frames: Sequence[Buffer]) -> None:
-        if self._here is None:
+        here = self._here
+        if here is None:
             self._sender.send(peer, frames)
-        else:
-            self._here.send(peer, frames)
+        elif len(frames) > 1 or (line := here.lines.out.lines.get(peer)) is None or not line.send_alone(frames[0]):
+            here.send(peer, frames)
 
     def second_sender(self) -> _Sender:
         return _Sender(self._context, self._keys)
@@ -366,7 +363,7 @@ class ZmqTransport:
             while arrived:
                 key, frames = arrived.popleft()
                 if (caller := self._peers.get(key)) is not None:  # else it was a peer when it connected
-                    return Received(caller, here.memory.borrow(frames))
+                    return Received(caller, here.memory.borrow(frames) if frames[0][:NOTE_BYTES] == NOTE else frames)
             if self._inlet_waits and self._take_by_zeromq(here):
                 continue
             now = time.monotonic()
