@@ -68,6 +68,7 @@ def test_there_is_one():
     assert NOTEBOOKS
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_shows_what_is_stored_in_it(path, tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hindsight, "_MOST_PUSHES", 120)
 
 
+@pytest.mark.slow
 def test_a_training_gives_the_same_bytes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

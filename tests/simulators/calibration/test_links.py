@@ -49,12 +49,13 @@ def recorded(links, shares=(), grid=GRID):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "true",
     [
-        slow(FORMS[0]),
-        slow(Sharing("uneven", 1.0)),
-        slow(Sharing("fifo", 0.0)),
+        FORMS[0],
+        Sharing("uneven", 1.0),
+        Sharing("fifo", 0.0),
         Sharing("serial", 0.0),
     ],
 )

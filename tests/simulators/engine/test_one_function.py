@@ -71,14 +71,15 @@ def test_the_same_bytes(policy, kinds, conditions):
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "kinds", "conditions"),
     [
-        slow(policies.asp(), 3, {}),
+        (policies.asp(), 3, {}),
         (policies.bsp(), 1, {"discipline": "fifo"}),
-        slow(policies.k_sync(100), 3, {"discipline": "uneven"}),
-        slow(policies.quorum(150, 0.5), 2, {}),
-        slow(policies.asp(), 3, {"nodes": 70, "both": True}),
+        (policies.k_sync(100), 3, {"discipline": "uneven"}),
+        (policies.quorum(150, 0.5), 2, {}),
+        (policies.asp(), 3, {"nodes": 70, "both": True}),
     ],
     ids=["asp", "bsp, fifo", "k_sync, uneven", "a policy with a timer", "all nodes work and serve"],
 )
@@ -182,7 +183,7 @@ def as_one(of):
         slow(policies.quorum(3, 0.5), {}),
         slow(policies.asp(), {"optimizer": "adarevision"}),
         slow(policies.asp(), {"setting": {"local_steps": 3}}),
-        (policies.asp(), {"setting": {"workers": ("n0", "n1", "n2"), "servers": ("n0", "n1", "n2")}}),
+        slow(policies.asp(), {"setting": {"workers": ("n0", "n1", "n2"), "servers": ("n0", "n1", "n2")}}),
         slow(ringleader_policy(), {}),
         slow(policies.asp(), {"nodes": 160}),
     ],

@@ -128,7 +128,9 @@ def dispatched(hidden, policy):
     return inside(whole)
 
 
-@pytest.mark.parametrize(("hidden", "count"), [slow((), 13), ((32,), 13), ((256,), 79)], ids=["logistic", "small", "large"])
+@pytest.mark.parametrize(
+    ("hidden", "count"), [slow((), 13), ((32,), 13), slow((256,), 79)], ids=["logistic", "small", "large"]
+)
 def test_a_step_dispatches_as_many_operations_as_before(hidden, count):
     """Each takes a tenth of a microsecond, which counts where a model is small. The events of a step are one operation, and
     where gradients are small, the whole step but for its validation."""
