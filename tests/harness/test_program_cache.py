@@ -222,6 +222,7 @@ def test_where_the_folder_is(monkeypatch, tmp_path):
 # ---------------------------------------------------------------------------------------------------------------- with JAX
 
 
+@pytest.mark.slow
 def test_jax_reads_what_another_process_compiled(tmp_path):
     """Also if entries are damaged, the disk is full or the cache is off: the same bytes, no warning, nothing printed."""
     environment = {"HARNESS_CACHE": str(tmp_path / "programs"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

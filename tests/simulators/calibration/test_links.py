@@ -66,6 +66,7 @@ def test_the_form_of_a_recording_is_chosen_from_it(true):
     assert next(rival for rival in made.rivals if rival.links.discipline != true.discipline).worse
 
 
+@pytest.mark.slow
 def test_the_chosen_form_is_that_of_the_fit():
     true = Sharing("uneven", 0.0)
     found = fit_all(recorded(true), GIVEN, links=FORMS[:2], resamples=0)["toy"]

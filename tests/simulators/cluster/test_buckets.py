@@ -106,7 +106,6 @@ ROLES = {"asp": {}, "bsp": {"policy": "bsp"}, "both roles": {"workers": NAMES[:4
 EACH_ONCE = {
     ("asp", False, "maxmin"),
     ("bsp", False, "fifo"),
-    ("both roles", True, "maxmin"),
 }
 
 

@@ -250,6 +250,7 @@ def test_workers_that_serve_with_means_and_momentum(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @slow_to_compile
 @given(jobs(independent_flows=True, control_queue=0.8), TWO)
 def test_flows_to_unlike_servers_that_end_by_themselves(made, policy):

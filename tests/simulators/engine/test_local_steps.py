@@ -139,6 +139,7 @@ def test_a_worker_of_its_own_number_of_steps_computes_as_long_as_its_mini_batche
         assert set(np.diff(clocks[1:])) == {steps}
 
 
+@pytest.mark.slow
 def test_an_inner_optimizer_keeps_its_state_from_push_to_push():
     cluster, _, plain, conditions = plain_job(policy="bsp", momentum=0.9, local_steps=2)
     workload = job(model=MODEL, aggregation="mean", optimizer="momentum")

@@ -49,7 +49,7 @@ def in_bytes(made):
         slow(policies.ssp(2), 3, {"sleeps": Sleeps(probability=0.2, mean_seconds=4.0, sd_seconds=1.0)}),
         slow(policies.bsp(), 3, {}),
         slow(policies.quorum(150, 0.5), 2, {}),
-        (policies.asp(), 3, {"discipline": "fifo"}),
+        slow(policies.asp(), 3, {"discipline": "fifo"}),
         slow(policies.ssp(2), 3, {"discipline": "uneven"}),
         slow(policies.asp(), 3, {"nodes": 70, "both": True}),
     ],

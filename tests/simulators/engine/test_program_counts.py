@@ -88,8 +88,8 @@ def operations(features, hidden, policy, workers=8):
     ("hidden", "policy", "count"),
     [
         slow((), policies.asp(), 1376),
-        ((32,), policies.asp(), 1478),
-        ((32,), policies.bsp(), 1478),
+        slow((32,), policies.asp(), 1478),
+        slow((32,), policies.bsp(), 1478),
         ((256,), policies.asp(), 1721),
         ((256,), policies.bsp(), 1721),
         ((256,), policies.k_sync(3), 1732),

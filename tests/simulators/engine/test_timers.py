@@ -37,6 +37,7 @@ def test_without_grace_a_quorum_is_backup_workers():
     same(made(policies.quorum(2, 0.0)), made(policies.backup_workers(2)))
 
 
+@pytest.mark.slow
 def test_with_a_long_grace_everybody_waits_for_everybody():
     same(made(policies.quorum(2, 1e6)), made(policies.bsp()))
 
