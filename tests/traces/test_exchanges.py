@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.support.marks import slow
+from tests.support.marks import examples
 from traces.exchanges import Exchange, LogStream, action_text, decode, encode, lines_of, read_log, write_log
 from traces.schema import setting_from, setting_text
 from tuners import policies
@@ -136,17 +136,13 @@ def _same_floats(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and all(map(same, a.tolist(), b.tolist()))
 
 
-@pytest.mark.parametrize("examples", [30, slow(150)])
-def test_what_is_decoded_is_what_was_encoded(examples: int) -> None:
-    @settings(max_examples=examples, deadline=None)
-    @given(EXCHANGES)
-    def holds(exchange: Exchange) -> None:
-        line = encode(exchange)
-        assert b"\n" not in line
-        assert same(decode(line), exchange)
-        assert encode(decode(line)) == line
-
-    holds()
+@examples(30)
+@given(EXCHANGES)
+def test_what_is_decoded_is_what_was_encoded(exchange: Exchange) -> None:
+    line = encode(exchange)
+    assert b"\n" not in line
+    assert same(decode(line), exchange)
+    assert encode(decode(line)) == line
 
 
 def test_a_reason_is_logged_and_is_no_part_of_what_is_asked() -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.marks import slow
+from tests.support.marks import examples
 from tuners import policies
 from tuners.actions import Push, Rejected
 from tuners.settings import POLICIES
@@ -121,18 +121,14 @@ def test_rlps_smallest_bounds():
     assert policies.ssp_as_printed(1).name == policies.ssp(0).name
 
 
-@pytest.mark.parametrize("examples", [20, slow(60)])
-def test_dssp_stays_within_its_range_and_never_deadlocks(examples):
-    @settings(max_examples=examples)
-    @given(RATES, MASKS, st.integers(0, 4), st.integers(0, 12))
-    def holds(cycle_seconds, active, low, extra):
-        moments = list(run(policies.dssp(low, low + extra), [0] * 80, active, cycle_seconds))
-        for m in moments:
-            assert (lead(m, active)[m.busy] <= low + extra).all()
-            # Everybody has the lower bound for certain.
-            assert (lead(m, active)[np.array(active) & ~m.busy] > low).all()
-
-    holds()
+@examples(20)
+@given(RATES, MASKS, st.integers(0, 4), st.integers(0, 12))
+def test_dssp_stays_within_its_range_and_never_deadlocks(cycle_seconds, active, low, extra):
+    moments = list(run(policies.dssp(low, low + extra), [0] * 80, active, cycle_seconds))
+    for m in moments:
+        assert (lead(m, active)[m.busy] <= low + extra).all()
+        # Everybody has the lower bound for certain.
+        assert (lead(m, active)[np.array(active) & ~m.busy] > low).all()
 
 
 @given(ORDERS, MASKS, st.integers(0, 4))
@@ -188,21 +184,16 @@ def test_admit_limits_the_gradients_in_progress_and_loses_none(order, active, bo
             assert (begun <= m.clocks[m.waiting & ~m.release]).all()  # the fewest pushes go first
 
 
-@pytest.mark.parametrize("examples", [10, slow(30)])
-def test_under_admit_gradients_are_as_old_as_the_bound_on_average(examples):
+@examples(10)
+@example([1.0, 1.0, 3.0, 6.0, 0.25], 4)
+@given(st.lists(st.floats(0.5, 2.0), min_size=K, max_size=K), st.integers(0, K - 1))
+def test_under_admit_gradients_are_as_old_as_the_bound_on_average(cycle_seconds, bound):
     """Whatever the speeds: every update ages the other gradients in progress by one, and these are `bound`.
 
     The ages of gradients that are in progress at the end are not seen: with 1,000 pushes, these are few enough.
     """
-
-    @settings(max_examples=examples)
-    @example([1.0, 1.0, 3.0, 6.0, 0.25], 4)
-    @given(st.lists(st.floats(0.5, 2.0), min_size=K, max_size=K), st.integers(0, K - 1))
-    def holds(cycle_seconds, bound):
-        ages = [m.age for m in run(policies.admit(bound), [0] * 1000, seconds_per_cycle=cycle_seconds)]
-        assert abs(np.mean(ages[K:]) - bound) < 0.1
-
-    holds()
+    ages = [m.age for m in run(policies.admit(bound), [0] * 1000, seconds_per_cycle=cycle_seconds)]
+    assert abs(np.mean(ages[K:]) - bound) < 0.1
 
 
 @given(ORDERS, MASKS, AGES)

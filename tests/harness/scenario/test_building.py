@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import harness
 from harness.scenario import Scenario, embedded, job, load, own_model, parse, show, system
 from harness.scenario.building import _toml, scenario
 from harness.scenario.tables import RecordedTables, Tables
-from tests.support.marks import slow
+from tests.support.marks import examples, slow
 from tuners.actions import Run
 
 ALONE = {
@@ -98,19 +98,15 @@ _PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), s
 _VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
-@pytest.mark.parametrize("examples", [25, slow(100)])
-def test_any_table_is_read_as_it_was_written(examples: int) -> None:
-    @settings(max_examples=examples)
-    @given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
-    def holds(tables: dict[str, object]) -> None:
-        try:
-            text = _toml(tables)
-            text.encode()
-        except UnicodeEncodeError:
-            return  # half of a surrogate pair, which no file can hold
-        assert tomllib.loads(text) == tables
-
-    holds()
+@examples(25)
+@given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
+def test_any_table_is_read_as_it_was_written(tables: dict[str, object]) -> None:
+    try:
+        text = _toml(tables)
+        text.encode()
+    except UnicodeEncodeError:
+        return  # half of a surrogate pair, which no file can hold
+    assert tomllib.loads(text) == tables
 
 
 _SOME = st.floats(1.0, 1e6)

@@ -1,10 +1,9 @@
 """Live cores under random interleavings: every push is in the model exactly once, whichever process died when."""
 
 import random
-from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -21,19 +20,13 @@ from harness.live.server.server import Server
 from harness.live.server.store import Store
 from harness.live.worker.worker import Worker
 from tests.live.support.interleavings import ACTIONS, play
-from tests.support.marks import slow
-
-thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
+from tests.support.marks import examples
 
 
-@pytest.mark.parametrize("examples", [15, slow(40)])
-def test_every_push_counts_once_in_any_history(examples):
-    @thoroughly(max_examples=examples, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking takes for ever
-    @given(st.randoms(use_true_random=False))
-    def holds(rng):
-        play(rng, steps=20)
-
-    holds()
+@examples(15, shrink=False)
+@given(st.randoms(use_true_random=False))
+def test_every_push_counts_once_in_any_history(rng):
+    play(rng, steps=20)
 
 
 KINDS = (

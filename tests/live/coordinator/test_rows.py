@@ -2,11 +2,10 @@
 
 import random
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.live.protocol import messages
@@ -19,11 +18,11 @@ from harness.scenario import system
 from tests.live.support.hot_keys import hot_keys
 from tests.live.support.interleavings import play
 from tests.live.support.memory import Memory, start
+from tests.support.marks import examples
 from tuners.actions import Run
 
 TABLES = TableShape(rows=22, width=2, blocks=6)  # blocks of 4 rows, the last one of 2
 JOB = {"size": 50, "blocks": 7, "tables": TABLES, "aggregation": "each"}  # and 3 dense rows
-thoroughly = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_blocks_of_tables_are_those_of_the_simulator():
@@ -49,7 +48,7 @@ def test_blocks_of_tables_are_those_of_the_simulator():
 # ------------------------------------------------------------------------------------------------------- exactly once
 
 
-@thoroughly(max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@examples(4, shrink=False)
 @given(st.randoms(use_true_random=False))
 def test_every_push_of_rows_counts_once_in_any_history(rng):
     play(rng, steps=20, **JOB)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
@@ -18,25 +18,12 @@ from simulators.cluster.conditions import Conditions, Episode, Sleeps, Straggler
 from simulators.engine import loop, network
 from simulators.engine.inputs import cycle_costs
 from simulators.workloads.workload import Demand
-from tests.support.marks import slow
+from tests.support.marks import examples, slow
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle
 from tests.support.small_jobs import MODEL, NAMES, branch, job, machine, plain_job, system, together
 from tuners import policies
 from tuners.actions import Decision, Install, Pushes, Rejected, Run, Setting, SyncPolicy, Target
 from tuners.baselines.dbw import dbw_policy
-
-# An example is a simulation: some dozens are soon run, the hundreds that shrinking takes are not.
-simulations = settings(
-    max_examples=settings.default.max_examples // 16,
-    suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-
-
-def slow_to_compile(test):
-    """Few examples in `make test`, and more in `make slow`."""
-    return pytest.mark.thorough(simulations(test))
-
 
 # ------------------------------------------------------------------------------------------------------ random clusters
 
@@ -195,48 +182,48 @@ BOUNDED = st.sampled_from([("bsp", 0), ("asp", 0), ("ssp", 1), ("ssp", 3)])
 TWO = st.sampled_from([("bsp", 0), ("ssp", 1)])  # for other networks and updates, which do not see the policy
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(alike=True), BOUNDED)
 def test_max_min_sharing_with_every_push_applied(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(discipline="fifo", aggregation="sum"), TWO)
 def test_first_come_first_served_with_sums(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(control_queue=0.8), TWO)
 def test_requests_that_wait_behind_the_pushes_of_others(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(snapshot_clocks=(1, 20)), TWO)
 def test_servers_that_send_snapshots(made, policy):
     """At least 4 pushes of each worker apart, or 20, where the next one is often due before the last one is sent."""
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_servers_that_send_snapshots_and_work(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(limited=False, alike=True, snapshot_clocks=(1, 20)), TWO)
 def test_servers_without_a_limit_that_send_snapshots(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, snapshot_clocks=(1,)), TWO)
 def test_servers_that_send_snapshots_and_work_as_in_large_clusters(made, policy):
     with pytest.MonkeyPatch.context() as patch:
@@ -244,34 +231,34 @@ def test_servers_that_send_snapshots_and_work_as_in_large_clusters(made, policy)
         compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_workers_that_serve_with_means_and_momentum(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, control_queue=0.8), TWO)
 def test_flows_to_unlike_servers_that_end_by_themselves(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, discipline="fifo", aggregation="sum"), TWO)
 def test_flows_that_end_by_themselves_first_come_first_served(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
 def test_workers_that_serve_first_come_first_served(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, discipline="fifo", aggregation="sum"), TWO)
 def test_workers_that_serve_first_come_first_served_as_in_large_clusters(made, policy):
     with pytest.MonkeyPatch.context() as patch:
@@ -280,34 +267,34 @@ def test_workers_that_serve_first_come_first_served_as_in_large_clusters(made, p
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, overlap=True, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
 def test_flows_to_workers_that_serve_first_come_first_served(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(discipline="serial", aggregation="sum"), TWO)
 def test_servers_that_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_servers_that_work_and_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, discipline="serial", aggregation="sum"), TWO)
 def test_flows_to_servers_that_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_flows_to_workers_that_serve_and_do_one_thing_at_a_time(made, policy):
     compared(made, *policy)
@@ -316,74 +303,74 @@ def test_flows_to_workers_that_serve_and_do_one_thing_at_a_time(made, policy):
 SWITCH = {"switch_bytes_per_second": st.floats(20.0, 300.0)}
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(drawn=SWITCH, discipline="fifo", control_queue=0.8, aggregation="sum"), TWO)
 def test_a_switch_that_all_transfers_pass(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(drawn=SWITCH, network={"switch_both_ways": True}), TWO)
 def test_a_switch_that_both_ways_share(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(drawn=SWITCH, overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_a_switch_between_workers_that_serve(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(drawn=SWITCH, network={"switch_both_ways": True}, overlap=True, discipline="serial", aggregation="sum"), TWO)
 def test_a_switch_between_workers_that_serve_one_thing_at_a_time(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(network={"server_threads": 2}), TWO)
 def test_servers_of_two_threads_that_share_them(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(network={"server_threads": 2}, discipline="fifo", aggregation="sum"), TWO)
 def test_servers_of_two_threads_with_a_queue_each_way(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(network={"server_threads": 3}, discipline="serial", aggregation="sum"), TWO)
 def test_servers_of_three_threads_with_one_queue(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, overlap=True, control_queue=0.8, aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_to_workers_that_serve(made, policy):
     compared(made, *policy)
 
 
 @pytest.mark.slow
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(independent_flows=True, overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_flows_that_end_by_themselves_beside_snapshots(made, policy):
     compared(made, *policy)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(queue=False, optimizer="adarevision"), st.sampled_from([0, 2]))
 def test_dynamic_bounds_with_revised_rates(made, low):
     """Without an apply queue: where it is full, pushes come at equal distances, and predictions tie up to rounding."""
     compared(made, "dssp", low)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(), st.sampled_from([("discard", 0), ("discard", 2), ("admit", 0), ("admit", 2)]))
 def test_bounds_on_the_age_of_gradients(made, policy):
     compared(made, *policy)
@@ -394,7 +381,7 @@ def _all_but_one(state, push):
     return state, Decision(release=push.active & done, step=done)
 
 
-@slow_to_compile
+@examples(6, shrink=False)
 @given(jobs(aggregation="mean"))
 def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
     """Backup workers (Chen et al. 2016): a new cycle begins for those that compute, transfer or queue, too."""
@@ -409,7 +396,7 @@ def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
 # ------------------------------------------------------------------------------------------------------- bounds and ends
 
 
-@settings(simulations, max_examples=25)
+@examples(12, shrink=False)
 @given(jobs(), st.sampled_from([0, 1, 4]))
 def test_ssp_never_exceeds_its_bound_and_never_deadlocks(made, bound):
     cluster, workload, setting, around, seed = whole_job(made)
@@ -550,7 +537,7 @@ CUTS = st.lists(
 )
 
 
-@settings(simulations, max_examples=15)
+@examples(8, shrink=False)
 @given(cuts=CUTS)
 def test_windows_cut_anywhere_change_nothing(whole, cuts):
     simulated, windows, left = cut_job(), [], 1000

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.cluster.cluster import Cluster
@@ -13,6 +13,7 @@ from simulators.cluster.conditions import Conditions, NodeChange
 from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.simulators.test_simulated_system import COUNTER, counted
+from tests.support.marks import examples
 from tests.support.small_jobs import (
     KNOBS,
     NAMES,
@@ -82,8 +83,7 @@ def comings_and_goings(rng):
     return tuple(found)
 
 
-@pytest.mark.thorough
-@settings(max_examples=settings.default.max_examples // 16, deadline=None)
+@examples(6)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(METHODS), st.sampled_from(["asp", "bsp", "ssp"]))
 def test_with_updates_of_one_the_model_is_the_number_of_pushes(seed, method, policy):
     """Settings at random by every method, waited for or not, while nodes fail, leave and come back."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tests.support.compositions import compositions
-from tests.support.marks import slow
+from tests.support.marks import examples, slow
 from tuners.cruise.milp import solve
 from tuners.cruise.placement import (
     MachineKind,
@@ -171,27 +171,22 @@ def test_every_split_takes_what_eqs_1_to_4_say_and_comes_after_the_faster_ones(p
         assert min(placement.model) >= 0
 
 
-@pytest.mark.parametrize("examples", [25, slow(100)])
-def test_no_placement_beats_the_optimum(examples):
+@examples(25)
+@given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")), st.randoms(use_true_random=False))
+def test_no_placement_beats_the_optimum(problem, random):
     """Any roles, any model shares per machine (even, clumped, or beside the optimum's own), the best data shares."""
-
-    @settings(max_examples=examples)
-    @given(problems(overlap=st.booleans(), terms=(*TERMS, "queue")), st.randoms(use_true_random=False))
-    def holds(problem, random):
-        least = {(s.workers, s.servers): s for s in splits(problem)}
-        kind = problem.kind_of()
-        for workers, servers in roles(problem):
-            count = tuple(int((kind[list(workers)] == k).sum()) for k in range(len(problem.kinds)))
-            split = least[count, tuple(k.count - c for k, c in zip(problem.kinds, count, strict=True))]
-            best = np.array([split.model[kind[j]] for j in servers])
-            for power in (0.0, 1.0, 6.0):
-                drawn = np.array([random.random() ** power for _ in servers]) + 1e-9
-                for share in (drawn, best + problem.model_bytes * drawn / drawn.sum() / 50):
-                    model = problem.model_bytes * share / share.sum()
-                    cost = placement_seconds(problem, in_proportion(problem, workers, servers, model))
-                    assert cost >= split.seconds * (1 - 1e-9)
-
-    holds()
+    least = {(s.workers, s.servers): s for s in splits(problem)}
+    kind = problem.kind_of()
+    for workers, servers in roles(problem):
+        count = tuple(int((kind[list(workers)] == k).sum()) for k in range(len(problem.kinds)))
+        split = least[count, tuple(k.count - c for k, c in zip(problem.kinds, count, strict=True))]
+        best = np.array([split.model[kind[j]] for j in servers])
+        for power in (0.0, 1.0, 6.0):
+            drawn = np.array([random.random() ** power for _ in servers]) + 1e-9
+            for share in (drawn, best + problem.model_bytes * drawn / drawn.sum() / 50):
+                model = problem.model_bytes * share / share.sum()
+                cost = placement_seconds(problem, in_proportion(problem, workers, servers, model))
+                assert cost >= split.seconds * (1 - 1e-9)
 
 
 @settings(max_examples=20)
