@@ -59,6 +59,7 @@ def test_linear_compute_cannot_make_mlr_as_slow_as_published_on_few_workers():
     assert 1.4 < epoch_seconds("cruise-mlr-32", 18) / epoch_seconds("cruise-mlr-32", 27) < 1.5 < 2.29
 
 
+@pytest.mark.slow
 def test_a_smaller_machine_moves_the_best_split():
     """Table Ic, m4.large: one constant fitted to two values. The published best, (34, 18), is third best here."""
     found = grid("cruise-nmf-52-m4-large")

@@ -107,6 +107,7 @@ def test_bsp_and_asp_become_unstable_at_nearly_the_same_rate():
     assert stability_edge(pushes % 7, 10) == pytest.approx(20 / 7, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_never_released_is_idle_to_the_end():
     """Only the first worker goes on: the others push once, and wait from then on."""
 
@@ -124,6 +125,7 @@ def test_a_worker_that_is_never_released_is_idle_to_the_end():
     assert run.idle > 0.5 > 0.05 > counted  # of ten workers nine wait
 
 
+@pytest.mark.slow
 def test_working_and_idle_seconds_are_the_whole_run():
     kind = InstanceKind(depths=(0,), units=4, target=Target("clocks", 300), evaluate_clocks=2**30)
     run = table_of(draw(kind, 0), policies.bsp())

@@ -484,6 +484,7 @@ def test_the_contract_is_kept_on_several_types():
     check_tuner(cruise, systems={"mixed": mixed_toy})
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from([("nic", "sum"), ("nic", "own"), ("measured", "sum")]), st.booleans())
 def test_no_oscillation_on_a_noisy_toy(seed, model, overlap):
