@@ -201,7 +201,7 @@ def fifo_of_nics(usage: Array | Proportions, capacity: Array, active: Array, arr
     on_resources = usage.on_resources if isinstance(usage, Proportions) else lambda rates: rates @ usage
     transfers = jnp.arange(active.shape[0], dtype=jnp.int32)
 
-    def serve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def serve(_: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         rates, free, left = carry
         mine = transfers == first_of(arrival, left)
         each = on_resources(jnp.where(mine, 1.0, 0.0))
@@ -209,7 +209,7 @@ def fifo_of_nics(usage: Array | Proportions, capacity: Array, active: Array, arr
         return jnp.where(mine, least, rates), jnp.maximum(free - least * each, 0.0), left & ~mine
 
     start = (jnp.zeros(active.shape, capacity.dtype), capacity, active)
-    rates: Array = jax.lax.while_loop(lambda carry: jnp.any(carry[2]), serve, start)[0]
+    rates: Array = jax.lax.fori_loop(0, jnp.sum(active), serve, start)[0]
     return rates
 
 
