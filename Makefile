@@ -9,6 +9,8 @@ READY := $(VENV)/ready
 # Of the packages, what no process of ours imports: a quarter of their code. It would be compiled when it is first imported.
 UNUSED := /(tests|alembic|distlib|mypy|mypyc|narwhals|sqlalchemy|virtualenv|ray/(air|data|llm|rllib|serve|train|tune))/
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes
+
 # A pin file that pip wrote must not depend on who wrote it, so `make pins` ignores the machine's own pip settings.
 COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL -u PIP_INDEX_URL PIP_CONFIG_FILE=/dev/null \
 	$(BIN)/pip-compile --quiet --generate-hashes --extra dev --strip-extras --allow-unsafe --no-header \
@@ -29,8 +31,12 @@ $(READY): requirements.txt pyproject.toml
 		{ echo 'Cannot set up with $(PYTHON): it is older than Python 3.11. Name a newer one: make setup PYTHON=...' >&2; exit 1; }
 	@echo 'Setting up $(VENV): about a hundred packages, 1.5 GB with JAX and Ray. This takes some minutes, once.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes \
-		--requirement requirements.txt
+	# pip has one core, so two of it begin, with every other package each. The third adds what is left, and checks all.
+	@for half in 0 1; do \
+		awk -v half=$$half '/^[^ ]/ {mine = !/^(pip|setuptools)==/ && n++ % 2 == half} mine' requirements.txt >$(VENV)/half-$$half; \
+		$(PIP) --no-deps --requirement $(VENV)/half-$$half & \
+	done; wait
+	$(PIP) --requirement requirements.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# Where Python is told to write no bytecode, every process would compile our files again.
 	$(BIN)/python -m compileall -q harness reports simulators traces tuners
@@ -52,7 +58,7 @@ check: lint types
 
 # With one process more than JOBS, because tests of live jobs wait for real time. mypy runs beside them.
 suite: setup
-	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal --durations 10 -q $(ARGS)
+	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal --durations 10 --quick-code -q $(ARGS)
 
 slow: setup ## tests that take long: whole simulations of what tuners and papers claim
 	$(BIN)/python -m pytest -m 'slow or thorough' --hypothesis-profile thorough -n $(JOBS) --dist worksteal -q $(ARGS)

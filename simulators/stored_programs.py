@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import io
 import logging
-import os
 import pickle
 import re
 import sys
@@ -26,6 +25,7 @@ import jax
 
 try:  # JAX has no public way to store a traced program; a version that has other names stores none
     from jax._src import compilation_cache
+    from jax._src.compiler import get_compile_options
     from jax._src.config import trace_context  # all settings that a program depends on
     from jax._src.lib import version_str, xla_client  # type: ignore[attr-defined]
     from jax.experimental import serialize_executable
@@ -166,8 +166,9 @@ class StoredProgram(Generic[T]):
             return make(plainer, *args[1:])
 
     def _key(self, first: Any, static: Any, signature: Any) -> str:
-        code = digest(self.jitted.__wrapped__, first, static)
-        text = f"{code} {signature} {_surroundings()} {[v for v in trace_context() if ' at 0x' not in repr(v)]}"
+        code = digest(self.jitted.__wrapped__, first, static, self._options, _compiled)
+        settings = [v for v in trace_context() if " at 0x" not in repr(v)]
+        text = f"{code} {signature} {_surroundings()} {settings} {_told_xla()}"
         return f"traced-{self.jitted.__name__}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -193,12 +194,17 @@ def _shape(leaf: Any) -> tuple[Any, ...]:
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
 
 
+def _told_xla() -> str:
+    """All that the user tells XLA, in the environment or by JAX's settings."""
+    told: bytes = get_compile_options(num_replicas=1, num_partitions=1).SerializeAsString()
+    return told.hex()
+
+
 @cache
 def _surroundings() -> str:
-    """What programs depend on and no argument tells."""
+    """What programs depend on and no argument or setting tells."""
     devices = [(d.platform, d.device_kind, d.client.platform_version) for d in jax.devices()]
-    # Sorted, because processes of a comparison are given some flags that `simulators` adds last in any other process.
-    return f"{jax.__version__} {version_str} {sys.version} {devices} {sorted(os.environ.get('XLA_FLAGS', '').split())}"
+    return f"{jax.__version__} {version_str} {sys.version} {devices}"
 
 
 # ------------------------------------------------------------------------------------------------------- as they are stored

@@ -12,6 +12,8 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also where JAX finds an accelerator; the benchmarks may be told to use it
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
+import jax
+import pytest
 from hypothesis import settings
 
 from harness import program_cache
@@ -25,6 +27,16 @@ settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every run
 settings.register_profile("thorough", deadline=None, max_examples=400)  # `make slow`
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "compile programs of test processes without most optimisations, in half of the time"
+    parser.addoption("--quick-code", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick-code"):
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_collection_finish() -> None:

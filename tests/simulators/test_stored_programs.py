@@ -148,14 +148,27 @@ def test_a_program_is_compiled_once_and_called_from_memory(store):
     assert (second.jitted.lowered, len(store.entries)) == (1, 2)
 
 
-def test_flags_of_xla_in_another_order_are_the_same_programs(store, monkeypatch):
+def test_flags_of_xla_in_another_order_are_the_same_programs():
     """A worker process of a comparison gets one flag from its parent and adds the others; other processes add them all."""
+    code = "from simulators import stored_programs; print(stored_programs._told_xla())"
+    flags, told = os.environ["XLA_FLAGS"].split(), []
+    for order in (flags, flags[::-1], [*flags, "--xla_cpu_enable_fast_math=true"]):
+        environment = os.environ | {"XLA_FLAGS": " ".join(order)}
+        told.append(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))  # noqa: S603
+    assert told[0] == told[1] != told[2]
+
+
+def test_another_setting_of_the_compiler_is_another_program(store):
+    """That of JAX for programs that need not be fast, which is no part of what a program is traced with."""
     fresh()((3,), WORDS)
-    monkeypatch.setenv("XLA_FLAGS", " ".join(reversed(os.environ["XLA_FLAGS"].split())))
-    stored_programs._surroundings.cache_clear()
-    again = fresh()
-    assert np.asarray(again((3,), WORDS)).tobytes() == EXPECTED.tobytes()
-    assert (again.jitted.lowered, len(store.entries)) == (0, 1)
+    before = jax.config.read("jax_disable_most_optimizations")
+    try:
+        jax.config.update("jax_disable_most_optimizations", not before)
+        again = fresh()
+        again((3,), WORDS)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+    assert (again.jitted.lowered, len(store.entries)) == (1, 2)
 
 
 def test_other_shapes_and_types_are_other_programs(store):
@@ -205,7 +218,8 @@ def test_simple_code_computes_the_same_bytes():
         return jax.nn.log_softmax(jnp.tanh(x)), jnp.sqrt(jnp.log1p(jnp.exp(x)) / (1 + x * x)), x @ x.T, x.sum(), jnp.sin(x)
 
     lowered = jax.jit(function).lower(x)
-    simple, default = lowered.compile(stored_programs._SIMPLE_CODE)(x), lowered.compile()(x)
+    for_users = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    simple, default = lowered.compile(stored_programs._SIMPLE_CODE | for_users)(x), lowered.compile(for_users)(x)
     assert [np.asarray(a).tobytes() for a in simple] == [np.asarray(a).tobytes() for a in default]
 
 
