@@ -114,10 +114,14 @@ def _parse(content: bytes, origin: str) -> dict[str, NodeType]:
 
 
 def _node_type(name: str, table: Any, origin: str) -> NodeType:
-    if isinstance(table, dict) and "name" in table:
+    if not isinstance(table, dict):
+        raise ValueError(  # noqa: TRY004 (a mistake in a file)
+            f"Cannot read node types from {origin}: {name!r} is no table; each node type is one, [NAME], as in the files "
+            "that harness calibrate writes. A scenario's file has none."
+        )
+    if "name" in table:
         raise ValueError(f"Cannot read {origin}: table {name!r} has a key `name`; the table's own name is its name.")
     try:
-        table = msgspec.convert(table, dict[str, Any])
         return msgspec.convert({"name": name, **table}, NodeType)
     except msgspec.ValidationError as error:
         keys = {"": NodeType.__struct_fields__[1:], "devices": Device.__struct_fields__}

@@ -166,6 +166,11 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"Cannot read workloads from {path}: {error}.") from error
     for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ValueError(  # noqa: TRY004 (a mistake in a file)
+                f"Cannot read workloads from {path}: {name!r} is no table; each workload is one, [NAME], as in the files "
+                "that harness calibrate writes. A scenario's file has none."
+            )
         try:
             msgspec.convert(table, _WorkloadTable)
         except msgspec.ValidationError as error:

@@ -369,6 +369,15 @@ def test_a_workload_that_cannot_be_made_is_named(overrides: str, data: str | Non
         scenario.job(parsed(text))
 
 
+@pytest.mark.parametrize(("table", "key", "of"), [("workload", "file", "workloads"), ("cluster", "profiles", "node types")])
+def test_a_scenario_in_place_of_a_file_of_constants_is_told_as_one(tmp_path: Path, table: str, key: str, of: str) -> None:
+    (tmp_path / "other.toml").write_text(arena.TINY)
+    text = changed(f"[{table}]", f'[{table}]\n{key} = "other.toml"')
+    told = rf"Cannot read {of} from .*other\.toml: 'summary' is no table; .* A scenario's file has none"
+    with pytest.raises(ValueError, match=told):
+        scenario.system(scenario.parse(text, name="my", origin=tmp_path / "my.toml"), 0)
+
+
 def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     text = changed(
         'name = "cruise-nmf"\noverrides = { demand = { model_bytes = 2e4 } }', 'name = "mnist-mlp"\ndata = "mnist"'

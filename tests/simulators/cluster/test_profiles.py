@@ -201,7 +201,7 @@ def test_own_file(tmp_path):
         ('kind = "cpu"', 'kind = "tpu"', r"Invalid enum value 'tpu' - at `\$\.devices\[0\]\.kind`"),
         ('devices = [{ kind = "cpu", speed = 1.5 }]', "devices = []", r"has no devices"),
         ('source = "my rack"', 'source = ""\nservice_bytes_per_second = 0', r"service_bytes_per_second 0\.0"),
-        ("[mine]", "mine = 3\n[yours]", r"'mine' from .*: Expected `object`, got `int`"),
+        ("[mine]", "mine = 3\n[yours]", r"node types from .*: 'mine' is no table; each node type is one"),
         ("[mine]", "[mine", r"nodes\.toml: it is no TOML"),
     ],
 )
