@@ -25,6 +25,7 @@ _LEARNED = 0.3  # nats below the blank model: enough to tell whether a model has
 _HURT = 0.2  # nats of training loss above the best that are no noise
 _EVALUATION_SHARE = 0.5  # of a window: an evaluation that takes longer is not made for a comparison
 _STEP = 2.0  # factor of the heat, upwards
+_COOLER = 1.05  # a heat is cooler that is so many times lower; less would be tried for nothing
 _THROWN_OFF = 1.3  # a training loss so many times that of the untrained model may have lost it
 _MAY_SERVE = 0.25  # a chance that the best heat is higher: below, a heat is left that brings no more than noise
 _PROBABLE = 0.05  # a chance that the best heat is still higher: what hurts is then not far too hot
@@ -79,10 +80,11 @@ class HeatSearch:
         yield from training.drop(kept)
 
     def _validated(self, seen: Glance) -> Steps[Glance]:
-        """What was seen; validated if a held rate seems to hurt, because accuracy may rise while the loss is high."""
+        """What was seen; validated if the heat seems to hurt, because accuracy may rise while the loss is high."""
         training, gauge = self._training, self._gauge
-        rate_is_free = not self._heat.steps
-        if rate_is_free or math.isfinite(seen.validated) or gauge.target.metric == "loss" or not self._hurts(seen):
+        window = 0.0 if training.newest is None else training.newest.seconds
+        costs = not self._heat.steps and training.job.evaluate_seconds > _EVALUATION_SHARE * window
+        if costs or math.isfinite(seen.validated) or gauge.target.metric == "loss" or not self._hurts(seen):
             return seen
         yield from training.evaluate()
         validated = training.level - gauge.untrained_level
@@ -122,13 +124,13 @@ class HeatSearch:
         training, heat = self._training, self._heat
         probable = heat.expected is not None and heat.expected.chance_above(heat.of(training.setting)) > _PROBABLE
         cooler = heat.scaled(training.setting, _STEP**-2 if probable else 1 / _DECADE)
-        if heat.of(cooler) >= heat.of(training.setting):
+        if not heat.of(cooler) < heat.of(training.setting) / _COOLER:
             return None
         why = f"{heat.words(training.setting)} -> {heat.words(cooler)}: the model became worse than untrained"
         begun_again = yield from training.begin_again(cooler, why)
         if not begun_again and (training.diverged or not (yield from training.change(cooler, why))):
             return None
-        return (yield from training.glance())
+        return (yield from self._validated((yield from training.glance())))
 
     def _is_cool(self, factor: float) -> bool:
         """Whether the best heat is probably `factor` times as high as the present one, or nothing is known of it."""

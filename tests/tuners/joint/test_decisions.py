@@ -359,6 +359,31 @@ def test_a_rate_is_not_halved_because_the_loss_was_above_the_untrained_one_from_
     assert begun.training.setting.learning_rate == answers.changes()[0].learning_rate  # the second window's
 
 
+@pytest.mark.parametrize("share", [0.01, 10.0])
+def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_window(share):
+    """A linear SVM's hinge loss was 1.7 after one window, with half of all samples right; a tenth of the rate was tried."""
+    target = replace(job().target, metric="accuracy", value=0.9)
+    made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=0.1, momentum=0.0))
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [1.7] * clocks)
+    begun.gauge.begin(1.0, 0.1)
+    answer = answers.answer
+    answers.answer = lambda action: Evaluation(answers.now, 0, 1.6, 0.5) if isinstance(action, Evaluate) else answer(action)
+    search = HeatSearch(begun.training, begun.heat)
+    seen = answers.run(begun.training.glance())
+    begun.training.job = replace(made, evaluate_seconds=share * begun.training.newest.seconds)
+    assert search._hurts(seen)
+    assert search._hurts(answers.run(search._validated(seen))) == (share > 1)
+
+
+def test_a_heat_that_is_hardly_cooler_is_not_tried():
+    """Of a rate that is held, all that momentum adds to it was gone, but for the last digit."""
+    made = of(space=(Real("momentum", 0.0, 0.95),), start=replace(job().start, learning_rate=0.1, momentum=0.9))
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [1.7] * clocks)
+    answers.run(begun.find_heat(begun.heat))
+    assert min(s.momentum for s in answers.changes()) == pytest.approx(0.0)
+    assert len({s.momentum for s in answers.changes()}) == 1
+
+
 def test_mini_batches_that_tell_much_more_outweigh_a_validation_that_is_a_little_worse():
     """Accuracy fell from .70 to .64 in one window, so half of the best rate was held for the rest of the job."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
