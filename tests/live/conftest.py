@@ -12,10 +12,10 @@ import pytest
 
 from harness.live.transport import shared_memory
 from tests.live.support.clusters import loop_cluster
-from tests.live.support.frames import ends
+from tests.live.support.frames import ends, few_objects, nothing_is_left
 from tests.live.support.namespaces import namespace_cluster
 
-__all__ = ["ends", "loop_cluster", "namespace_cluster"]
+__all__ = ["ends", "few_objects", "loop_cluster", "namespace_cluster", "nothing_is_left"]
 
 _KEYS = Path(tempfile.mkdtemp(prefix="ray-token-"))
 atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulators.cluster.conditions import Conditions, NodeChange, RackLosses
 from tests.simulators.reconfiguration.test_reconfiguration import COSTS, comings_and_goings, counting, timed
 from tests.simulators.test_simulated_system import counted
+from tests.support.marks import examples
 from tests.support.small_jobs import assert_same_bytes, branch, start, together
 from traces.schema import setting_from, setting_text
 from tuners.actions import Cost, Fork, Reconfigure, Rejected, Run, Target
@@ -110,7 +111,7 @@ def test_work_that_is_lost_is_done_again() -> None:
         assert target.by_share or seen.clocks - lost == plain.clocks
 
 
-@settings(max_examples=20, deadline=None)
+@examples(8)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["checkpoint", "migrate", "relocate"]), st.sampled_from(["asp", "bsp"]))
 def test_with_updates_of_one_the_model_is_the_number_of_pushes_that_are_not_lost(seed: int, method, policy: str) -> None:
     """Settings at random by every method, while nodes fail, leave and come back, and checkpoints are made."""

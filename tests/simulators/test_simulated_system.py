@@ -127,7 +127,7 @@ def test_no_update_is_lost_or_counted_twice_under_random_actions(aggregation):
         cluster(), workload, start(learning_rate=0.5), conditions, 1, knobs=KNOBS, costs=CHEAP, evaluate_clocks=7
     )
     pushes, updates, testing, done = {0: 0}, {0: 0}, {0: False}, 0
-    for _ in range(400):
+    for _ in range(250):
         action = action_at_random(rng, simulated, testing)
         before = simulated.now, {n: branch(simulated, n) for n in testing}
         try:
@@ -151,8 +151,8 @@ def test_no_update_is_lost_or_counted_twice_under_random_actions(aggregation):
             if not tests and not (aggregation == "sum" and updates[number] != pushes[number]):
                 assert counted(simulated, number) == updates[number]
         assert simulated.now >= before[0]
-    assert done > 250
-    assert max(pushes.values()) > 300
+    assert done > 150
+    assert max(pushes.values()) > 200
 
 
 def test_a_dropped_gradient_is_a_push_but_no_update():

@@ -235,7 +235,7 @@ def test_real_configurations(workload):
     system, rng, refused = RecordedSystem(job, found), np.random.default_rng(1), 0
     for _ in range(100):
         job.space.check(job.space.setting(job.space.sample(rng)))
-    for _ in range(300):
+    for _ in range(120):
         setting = job.space.setting({k.name: k.sample(rng) for k in job.space.knobs})
         try:
             system.perform(Reconfigure(setting))
@@ -246,7 +246,7 @@ def test_real_configurations(workload):
                 job.space.check(setting)
         else:
             job.space.check(setting)
-    assert refused / 300 == pytest.approx(0.6, abs=5 * math.sqrt(0.6 * 0.4 / 300))
+    assert refused / 120 == pytest.approx(0.6, abs=5 * math.sqrt(0.6 * 0.4 / 120))
 
 
 def test_real_switches():

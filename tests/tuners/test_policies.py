@@ -121,7 +121,7 @@ def test_rlps_smallest_bounds():
     assert policies.ssp_as_printed(1).name == policies.ssp(0).name
 
 
-@examples(20)
+@examples(8)
 @given(RATES, MASKS, st.integers(0, 4), st.integers(0, 12))
 def test_dssp_stays_within_its_range_and_never_deadlocks(cycle_seconds, active, low, extra):
     moments = list(run(policies.dssp(low, low + extra), [0] * 80, active, cycle_seconds))

@@ -32,7 +32,8 @@ def finishes(tuner, answer=None):
 # ------------------------------------------------------------------------------------------------------------ conformance
 
 
-TAKES_LONG = {"bo_online"}  # a Gaussian process: half a second and more on a toy
+# A Gaussian process: half a second and more on a toy; and searches that differ in what they propose.
+TAKES_LONG = {"bo_online", "tpe", "hyperband", "random_search", "spearmint"}
 QUICK_TOYS = {"every knob", "a node leaves", "no knobs", "local steps"}
 
 

@@ -346,7 +346,7 @@ NOBODY_READS = "harness: nobody reads the output any more; this goes on, and Ctr
     ("command", "reader", "said"),
     [
         ("--help", "| true", ""),
-        ("play tiny.toml fixed", "| true", ""),
+        slow("play tiny.toml fixed", "| true", ""),
         ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
         slow("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", ""),
     ],

@@ -137,9 +137,9 @@ def test_the_commands_merge_publish_and_report_write_what_they_say(parts, tmp_pa
     assert main(["publish", str(out), "--out", str(tmp_path / "other")]) == 2
     assert "is unfinished; there is no run of tests.support.arena:faster on tiny with seed 2" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-    assert main(["report", str(out), "--csv", "--markdown", "--figures", "pdf"]) == 0
+    assert main(["report", str(out), "--csv", "--markdown", "--figures", "svg"]) == 0
     said = capsys.readouterr().out
     assert (out / "csv" / "summary.csv").is_file()
     assert (out / "report.md").is_file()
-    assert list((out / "figures").glob("*.pdf"))
+    assert list((out / "figures").glob("*.svg"))
     assert f"Answers and tables: {out / 'report.md'}" in said

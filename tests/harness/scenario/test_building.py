@@ -98,7 +98,7 @@ _PLAIN = st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), s
 _VALUES = st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 
 
-@examples(25)
+@examples(15)
 @given(st.dictionaries(st.text(), _PLAIN | st.dictionaries(st.text(), _VALUES)))
 def test_any_table_is_read_as_it_was_written(tables: dict[str, object]) -> None:
     try:

@@ -64,7 +64,7 @@ def test_a_long_job_needs_little_disk_and_no_more_memory_than_a_short_one(tmp_pa
     log = ExchangeLog(KeptExchanges(tmp_path), tmp_path)
     tracemalloc.start()
     try:
-        for number, exchange in enumerate(runs(600, rng)):
+        for number, exchange in enumerate(runs(300, rng)):
             history.append(exchange)
             log(exchange)
             if number == 100:
@@ -73,10 +73,10 @@ def test_a_long_job_needs_little_disk_and_no_more_memory_than_a_short_one(tmp_pa
     finally:
         tracemalloc.stop()
     log.close()
-    assert grown < 100_000  # 50,000 pushes, which as arrays have 2.8 MB
-    assert (tmp_path / LOG).stat().st_size < 35 * 600 * PUSHES  # 35 bytes per push; as lines of JSON it was 170
+    assert grown < 100_000  # 20,000 pushes, which as arrays have 1.1 MB
+    assert (tmp_path / LOG).stat().st_size < 35 * 300 * PUSHES  # 35 bytes per push; as lines of JSON it was 170
     assert len(history) == 1
-    assert history.exchanges[0].answer.clocks == 600 * PUSHES
+    assert history.exchanges[0].answer.clocks == 300 * PUSHES
 
 
 def test_a_log_is_continued_after_the_exchanges_that_are_kept(tmp_path):

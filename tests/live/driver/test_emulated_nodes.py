@@ -62,12 +62,8 @@ def told_by(live, count):
 @cache
 def in_simulation():
     """The events of `GOES`."""
-
-    def fixed(job):
-        for _ in range(20):
-            yield from Run(seconds=0.1)
-
-    return [event for e in play(fixed, system(spec(GOES).scenario, 0)).exchanges[:20] for event in e.answer.events]
+    simulated = system(spec(GOES).scenario, 0)
+    return [event for _ in range(20) for event in simulated.perform(Run(seconds=0.1)).events]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Frames that are large enough for shared memory, processes' ends that lend them, and counts of descriptors and mappings."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from harness.live.transport.shared_memory import SharedMemory
 
-__all__ = ["FLOATS", "ends", "floats_of", "frame", "in_use", "passed", "slots_of"]
+__all__ = ["FLOATS", "ends", "few_objects", "floats_of", "frame", "in_use", "nothing_is_left", "passed", "slots_of"]
 
 FLOATS = 2**15  # in a frame
 
@@ -34,6 +35,19 @@ def slots_of(end):
 def passed(lender, peer, borrower, *frames):
     """The frames that arrive of a message."""
     return borrower.borrow(lender.lend(peer, [b"first", *frames]))[1:]
+
+
+@pytest.fixture(scope="module")
+def few_objects():
+    """Free what tests of other modules left. No collection looks at the rest again: with it, each takes a second."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def nothing_is_left(few_objects):
+    """Free what earlier tests left, which `in_use` would count."""
+    gc.collect()
 
 
 @pytest.fixture

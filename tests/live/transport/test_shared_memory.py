@@ -1,7 +1,6 @@
 """Frames in shared memory: a frame never changes under its reader, and a slot without readers is used again."""
 
 import fcntl
-import gc
 import os
 import random
 from pathlib import Path
@@ -17,12 +16,6 @@ from harness.live.transport.shared_memory import SharedMemory
 from tests.live.support.frames import FLOATS, floats_of, frame, in_use, passed, slots_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files")
-
-
-@pytest.fixture
-def nothing_is_left():
-    """Free what earlier tests left, which `in_use` would count."""
-    gc.collect()
 
 
 # ------------------------------------------------------------------------------------------------------- lending and reading

@@ -1,6 +1,5 @@
 """Frames that are lent between processes: which processes share memory, and what is left when one ends."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -26,12 +25,6 @@ pytestmark = [
 
 HERE = "127.0.0.1"
 SOON = 10.0  # seconds
-
-
-@pytest.fixture
-def nothing_is_left():
-    """Free what earlier tests left, which `in_use` would count."""
-    gc.collect()
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The limit of file descriptors of a process: each slot that it maps takes one."""
 
-import gc
 import os
 import resource
 from contextlib import contextmanager, suppress
@@ -51,10 +50,9 @@ def test_a_reader_without_descriptors_gives_back_frames_it_could_not_read(ends):
     assert one.slots.busy == 0
 
 
-def test_a_limited_number_of_slots_stays_mapped(ends, monkeypatch):
+def test_a_limited_number_of_slots_stays_mapped(ends, nothing_is_left, monkeypatch):
     monkeypatch.setattr(shared_memory, "BORROWED", 4)
     other, lenders = ends(), [ends() for _ in range(3)]
-    gc.collect()  # what tests before have left
     before = in_use()
     held = []
     for value in range(9):

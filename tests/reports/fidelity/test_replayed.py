@@ -117,7 +117,7 @@ def test_the_verdict_says_whether_the_winner_differs(theirs: tuple[float, ...], 
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "replayed", "replay-network", "replay-imbalance", "--out", str(tmp_path / "out")]) == 0
+    assert main(["trace", "replayed", "replay-network", "replay-spot", "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "replayed.html").read_text()
     assert "replayed.html" in capsys.readouterr().out
     assert page.count("<svg") == 2

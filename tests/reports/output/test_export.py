@@ -36,7 +36,11 @@ def test_tables_and_the_numbers_of_all_figures_are_csv(folder):
     frame = pl.read_csv(found["home/completion-times.csv"])
     assert frame.columns == ["tuner", "seed", "status", "completion_seconds", "budget_seconds"]
     assert frame.height == 9
-    assert files(write_csv(folder)) == found
+
+
+@pytest.mark.slow
+def test_tables_are_the_same_bytes_again(folder):
+    assert files(write_csv(folder)) == files(write_csv(folder))
 
 
 def check_figures(found, kind, start):

@@ -9,6 +9,7 @@ import pytest
 from harness import scenario
 from harness.drive import drive
 from tests.simulators.workloads.test_datasets import cifar_folder  # noqa: F401
+from tests.support.marks import slow
 from tuners.actions import Fork, Free, Rejected, Target
 from tuners.mltuner import mltuner, trials
 from tuners.testing.toys import toys
@@ -52,7 +53,7 @@ def three_at_most(counts):
     return kept
 
 
-@pytest.mark.parametrize("toy", ["one knob", "every knob"])
+@pytest.mark.parametrize("toy", [slow("one knob"), "every knob"])
 @pytest.mark.parametrize("snapshot", ["best", "none"])
 @pytest.mark.parametrize("retune", [True, False], ids=["re-tuned", "tuned once"])
 def test_three_branches_at_most_but_while_the_trial_time_is_decided(deciding, retune, snapshot, toy):

@@ -256,7 +256,7 @@ def test_last_bits_of_a_recording_do_not_move_the_constants(monkeypatch):
         problem.measured *= 1 + seed * 1e-13 * np.random.default_rng(seed).standard_normal(problem.measured.shape)
         return problem.solve([*free, "sample_seconds", "step_seconds", "master_sample_seconds"]).at
 
-    assert [fitted(seed).tolist() for seed in (1, 2, 3)] == [fitted(0).tolist()] * 3
+    assert [fitted(seed).tolist() for seed in (1, 2)] == [fitted(0).tolist()] * 2
 
 
 def test_the_time_of_a_coordinator_is_told_apart_from_that_of_servers():
@@ -283,7 +283,8 @@ def test_the_time_of_a_coordinator_is_told_apart_from_that_of_servers():
     ids=["servers", "commits", "batch", "threads", "policy", "idle"],
 )
 def test_constants_that_the_rows_do_not_determine_are_refused(rows, constant, why):
-    found = fit(timed(rows, replace(TRUE, apply_seconds=1e-5)), Constants(cores=8, model_bytes=1.0), resamples=0)
+    told = told_by_formula(rows, replace(TRUE, apply_seconds=1e-5))
+    found = fit(told, Constants(cores=8, model_bytes=1.0), resamples=0, engine=False)
     assert pytest.approx(getattr(Constants(), constant)) == getattr(found.constants, constant)
     assert re.search(why, found.refused[constant])
     assert constant not in found.intervals
@@ -293,13 +294,16 @@ def test_as_many_constants_as_rows_have_no_interval():
     """With a setting more than constants there is one, except for a constant that one row alone decides."""
     given = Constants(cores=8, model_bytes=1.0)
     free = ("apply_seconds", "sample_seconds")
-    few = fit(timed([row(2, 2), row(9, 2)], replace(TRUE, apply_seconds=0.2), noise=0.01), given, resamples=50)
+
+    def fitted(rows, constants=TRUE):
+        return fit(told_by_formula(rows, constants, noise=0.01), given, resamples=50, engine=False)
+
+    few = fitted([row(2, 2), row(9, 2)], replace(TRUE, apply_seconds=0.2))
     assert few.intervals == dict.fromkeys(free)
     assert few.unsure == free
-    more = fit(timed([row(w, 2) for w in (2, 4, 8, 9)], noise=0.01), given, resamples=50)
+    more = fitted([row(w, 2) for w in (2, 4, 8, 9)])
     assert more.unsure == ()
-    slow = replace(TRUE, step_seconds=0.5)
-    alone = fit(timed([*(row(w, 2) for w in (2, 4, 8, 9)), row(6, 2, policy="bsp")], slow, noise=0.01), given, resamples=50)
+    alone = fitted([*(row(w, 2) for w in (2, 4, 8, 9)), row(6, 2, policy="bsp")], replace(TRUE, step_seconds=0.5))
     assert alone.unsure == ("step_seconds",)
     text = to_toml({"toy": few}, Recording((row(2, 2),), None, (), (), (), ()), ORIGIN)
     said = tomllib.loads(text)["calibration"]["workloads"]["toy"]
@@ -358,7 +362,7 @@ def test_draws_have_refused_constants_in_turn_and_the_others_fitted_to_them():
 
 def test_totals_with_and_without_a_barrier_tell_transfers():
     true = Constants(cores=1, model_bytes=4e7, nic_bytes_per_second=1.25e8, sample_seconds=0.02, apply_seconds=0.05)
-    bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 3, 6) for s in (1, 2, 3) for b in (16, 32)]
+    bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 3, 6) for s in (1, 3) for b in (16, 32)]
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(len(bare)))
     rows = [replace(r, cycle_seconds=c) for r, c in zip(bare, closed_form_cycles(true, bare) * noise, strict=True)]
     given = replace(true, model_bytes=0.0, sample_seconds=0.0, apply_seconds=0.0)
@@ -517,7 +521,7 @@ def test_predictions_use_the_speeds_of_the_fit(monkeypatch):
     """Two workers of three are faster; without the time that is common to all, the difference is larger."""
     apart = times(0.8, 0.8, 1.1)
     rows = with_speeds([row(3, servers, worker_times=apart, pushes=10) for servers in (1, 2)])
-    found = fit(rows[:1], TRUE, resamples=0)
+    found = fit(rows[:1], TRUE, resamples=0, engine=False)
     assert found.common_seconds == pytest.approx(0.2 + 2 * 0.01)
     monkeypatch.setattr(validation, "fit_all", lambda *_, **__: {"toy": found})
     made = check(Recording(rows, None, (), (), (), ()), {"toy": TRUE}, ORIGIN, 2)
@@ -841,10 +845,11 @@ def test_a_delayed_link_makes_the_mini_batches_of_its_worker_longer():
     assert longer == pytest.approx([5 * 0.3])
     spans = closed_form.spans([plant(constants, r) for r in (plain, delayed)], [False, False])
     assert np.diff(spans.cycle) == pytest.approx([5 * 0.3])
-    rows = [row(w, 2, batch, delays=d) for w in (2, 6) for batch in (8, 32) for d in ((), (0.2,), (0.1, 0.1))]
+    rows = [row(w, 2, batch, delays=d) for w, batch in ((2, 8), (6, 32)) for d in ((), (0.2,), (0.1, 0.1))]
     found = fit(timed(rows, constants), Constants(cores=8, model_bytes=1.0, jitter=0.0), resamples=0)
     assert found.constants.delay_messages == pytest.approx(5, rel=0.1)
-    assert "delay_messages" in fit(timed([row(w, 2) for w in (2, 4)]), Constants(model_bytes=1.0), resamples=0).refused
+    none = told_by_formula([row(w, 2) for w in (2, 4)], TRUE)
+    assert "delay_messages" in fit(none, Constants(model_bytes=1.0), resamples=0, engine=False).refused
 
 
 def iterations(workers=3, cycles=60, sleepy=False):
@@ -1049,7 +1054,7 @@ def test_the_command_wants_one_recording(tmp_path, capsys):
 
 
 def test_every_row_is_held_out_once_and_combinations_stay_together():
-    rows = [row(w, 10 - w, b) for w in (2, 3, 4, 6, 8, 9) for b in (8, 32)]
+    rows = [row(w, 10 - w, b) for w in (2, 4, 6, 9) for b in (8, 32)]
     rows = tuple(timed([*rows, rows[0]], noise=0.01))
     recording = Recording(rows, None, (100.0, 110.0), (), (), ())
     known = {"toy": Constants(cores=8, model_bytes=1.0)}
@@ -1059,14 +1064,14 @@ def test_every_row_is_held_out_once_and_combinations_stay_together():
     assert made.undivided == ()
     held = [p for p in made.predictions if (p.group, p.split) == ("toy, asp", HELD_OUT)]
     off = [abs(p.held_out / p.recorded - 1) for p in held]
-    assert len(off) == 13
-    assert len({p.held_out for p in held}) == 12  # two runs of one setting, one fold
+    assert len(off) == 9
+    assert len({p.held_out for p in held}) == 8  # two runs of one setting, one fold
     assert np.median(off) < 0.05
     assert all(p.low < p.held_out < p.high for p in held)
     assert all(0 < p.error < 0.1 for p in held)
     larger = [p.label for p in made.predictions if p.split == LARGER]
-    assert [label.partition(",")[0] for label in larger] == ["6 workers"] * 2 + ["8 workers"] * 2 + ["9 workers"] * 2
+    assert [label.partition(",")[0] for label in larger] == ["6 workers"] * 2 + ["9 workers"] * 2
     switch = [p for p in made.predictions if p.group == "switch of policy"]
     assert [p.held_out for p in switch] == [110.0, 100.0]
     assert predicted(TRUE, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.06)
-    assert len(made.predictions) == 13 + 6 + 2
+    assert len(made.predictions) == 9 + 4 + 2

@@ -115,7 +115,7 @@ def test_the_closed_network_needs_no_simulation(monkeypatch):
     true = Constants(cores=1, sample_seconds=0.02, apply_seconds=0.3, jitter=0.05)
     bare = [row(w, s, b) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32)]
     made = [replace(r, cycle_seconds=float(c)) for r, c in zip(bare, closed_form_cycles(true, bare), strict=True)]
-    found = fit_all(made, {"toy": Constants(cores=1, jitter=0.05, model_bytes=1.0)}, engine=False)
+    found = fit_all(made, {"toy": Constants(cores=1, jitter=0.05, model_bytes=1.0)}, engine=False, resamples=50)
     assert found["toy"].error < 0.01
     assert found["toy"].constants.apply_seconds == pytest.approx(0.3, rel=0.02)
     monkeypatch.undo()

@@ -20,7 +20,10 @@ from tuners.actions import Fork, Reconfigure, Run
 CALM = Conditions(jitter=0.0, stagger=False)
 
 
-@pytest.fixture(params=[network.MANY_NICS, 1], ids=["few nodes", "as in large clusters"], autouse=True)
+SIZES = [pytest.param(network.MANY_NICS, id="few nodes"), pytest.param(1, id="as in large clusters", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=SIZES, autouse=True)
 def many_nics(request, monkeypatch):
     monkeypatch.setattr(network, "MANY_NICS", request.param)
 
@@ -109,6 +112,7 @@ EACH_ONCE = {
 }
 
 
+@pytest.mark.parametrize("many_nics", [network.MANY_NICS, 1], ids=["few nodes", "as in large clusters"], indirect=True)
 @pytest.mark.parametrize(
     ("roles", "independent", "discipline"),
     [

@@ -160,7 +160,7 @@ def test_what_is_usual_is_the_median_of_the_run_of_the_stage_or_of_the_worker(tm
 
 
 def test_only_named_nodes_are_driven_and_others_keep_their_noise(tmp_path):
-    trace = spells(tmp_path / "t", {0: [1.0, 1.0, 1.0]})
+    trace = spells(tmp_path / "t", {0: [1.0] * 4})
     noisy = Conditions(stagger=False, jitter=0.5)
     some = replaying(noisy, compute=ReplayedTrace(trace, nodes=("b",)))
     plain, driven = (timed(c).perform(Run(clocks=60)).pushes for c in (noisy, some))

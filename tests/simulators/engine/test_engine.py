@@ -108,7 +108,7 @@ def jobs(draw, overlap=False, queue=True, **fixed):
     clocks, flows = draw(st.sampled_from(fixed.pop("snapshot_clocks", (0,)))), fixed.pop("independent_flows", False)
     more = fixed.pop("network", {}) | {name: draw(values) for name, values in fixed.pop("drawn", {}).items()}
     latency_seconds = draw(st.sampled_from([0.0, 0.05]))
-    resources = overlap or clocks or more.get("switch_both_ways", False)
+    resources = overlap or clocks or more.get("switch_both_ways", False) or "server_threads" in more
     nodes = draw(machines(resources and fixed.pop("limited", True), fixed.pop("alike", False)))
     cluster = Cluster(nodes, discipline, latency_seconds, control, clocks, flows, **more)
     return cluster, (draw(demands(queue)), fixed), setting, draw(conditions()), draw(st.integers(0, 2**31))
@@ -188,6 +188,7 @@ def test_max_min_sharing_with_every_push_applied(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(discipline="fifo", aggregation="sum"), TWO)
 def test_first_come_first_served_with_sums(made, policy):
@@ -231,6 +232,7 @@ def test_servers_that_send_snapshots_and_work_as_in_large_clusters(made, policy)
         compared(made, *policy)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(overlap=True, aggregation="mean", optimizer="momentum"), TWO)
 def test_workers_that_serve_with_means_and_momentum(made, policy):
@@ -476,8 +478,9 @@ def test_the_next_of_many_workers_is_that_of_the_oracle(nodes, conditions):
     names = tuple(f"n{i:03}" for i in range(nodes))
     many = Cluster(tuple((n, machine(100.0)) for n in names))
     setting = Setting(workers=names[:-4], servers=names[-4:], batch_size=2, policy="asp")
-    window = system(many, job(), setting, conditions, seed=5).perform(Run(clocks=2 * nodes))
-    judge = Oracle(many, job(), setting, conditions, Bounded(math.inf), 5).run(2 * nodes)
+    clocks = nodes + 20  # all of the first cycle, and the beginning of the second
+    window = system(many, job(), setting, conditions, seed=5).perform(Run(clocks=clocks))
+    judge = Oracle(many, job(), setting, conditions, Bounded(math.inf), 5).run(clocks)
     np.testing.assert_array_equal(window.pushes.worker, judge.column("worker"))
     np.testing.assert_allclose(window.pushes.seconds, judge.column("seconds"), rtol=1e-9)
 

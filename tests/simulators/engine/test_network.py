@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulators.engine import network
+from tests.support.marks import examples
 from tests.support.oracle import first_come, progressive_filling
 
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
@@ -87,6 +88,7 @@ NODES = st.tuples(*(st.lists(CLOSE, min_size=n, max_size=n).map(np.array) for n 
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["servers only", "workers that serve"])
+@examples(40)
 @given(made=st.data())
 def test_connections_fill_progressively(works, made):
     """Every connection by itself, also of equal servers, and NICs by name; node 2 may serve, then as a kind of its own."""
@@ -190,7 +192,7 @@ def test_many_transfers_have_the_rates_of_a_comparison_of_all_pairs(capacity, mo
         assert (rates[active] > 0).any()
 
 
-@settings(max_examples=60)
+@examples(25)
 @given(st.data())
 def test_proportions_are_the_matrix_of_what_transfers_use(data):
     """Nodes of some speeds, any of which work and serve; transfers with weights, and snapshots beside them."""

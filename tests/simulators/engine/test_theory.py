@@ -171,9 +171,8 @@ def test_a_snapshot_shares_a_lone_link_with_the_pull_that_begins_with_it(discipl
     assert slow.tolist() == [20, 40, 60, 80]
     if discipline == "maxmin":
         assert pulls[slow] == pytest.approx(2.0)
+        assert np.delete(pulls, slow) == pytest.approx(1.0)
     assert (pulls[slow] <= 2.0 + 1e-9).all()
-    none = timed(1, 1, 3.0, STEADY, discipline).perform(Run(clocks=100)).pushes.pull_seconds
-    assert none == pytest.approx(1.0)
 
 
 def test_what_links_have_to_spare_carries_snapshots_for_nothing():
@@ -184,9 +183,9 @@ def test_what_links_have_to_spare_carries_snapshots_for_nothing():
 
 def test_a_busy_link_carries_one_model_more_per_snapshot():
     """Eight workers that do nothing but pull keep a link busy; every 32 pushes, 4 of each, there is a snapshot."""
-    found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 3200)
+    found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 1600)
     assert 1 / found == pytest.approx(33 / 32, rel=1e-3)
-    found, _ = rate(timed(8, 1, 0.0, STEADY), 320, 3200)
+    found, _ = rate(timed(8, 1, 0.0, STEADY), 320, 1600)
     assert 1 / found == pytest.approx(1.0, rel=1e-9)
 
 
@@ -197,7 +196,7 @@ def test_servers_that_receive_snapshots_receive_pushes_later():
     for snapshots in (0, 20):
         cluster = Cluster(tuple((n, machine(BANDWIDTH)) for n in NAMES), snapshot_clocks=snapshots)
         setting = Setting(workers=NAMES[:8], servers=NAMES[8:10], batch_size=8, policy="asp")
-        rates.append(rate(system(cluster, job(demand), setting, STEADY, 0), 320, 3200)[0])
+        rates.append(rate(system(cluster, job(demand), setting, STEADY, 0), 320, 1600)[0])
     # Of the receiving link of each server, ten halves of a model per push, and a half every 32 pushes.
     assert rates[0] / rates[1] == pytest.approx(1 + 1 / 320, rel=5e-4)
 

@@ -44,7 +44,7 @@ def test_with_a_long_grace_everybody_waits_for_everybody():
 
 @pytest.mark.parametrize("grace", [0.05, 0.5, 3.0])
 def test_rounds_end_when_the_grace_is_over_or_all_have_come(grace):
-    seen = made(policies.quorum(2, grace), aggregation="each").perform(Run(clocks=200)).pushes
+    seen = made(policies.quorum(2, grace)).perform(Run(clocks=200)).pushes
     began = seen.seconds - seen.push_seconds - seen.compute_seconds - seen.pull_seconds
     released, begun, waiting = {}, dict.fromkeys(range(3), 0), set()
     number, pushed, end, by_grace = 0, 0, math.inf, 0
@@ -77,7 +77,7 @@ def test_windows_change_nothing():
 
 
 def test_a_timer_rests_while_its_branch_does():
-    alone, shared = made(policies.quorum(2, 2.0), aggregation="each"), made(policies.quorum(2, 2.0), aggregation="each")
+    alone, shared = made(policies.quorum(2, 2.0)), made(policies.quorum(2, 2.0))
     first = alone.perform(Run(clocks=40)).pushes
     other, parts, pause = shared.perform(Fork(0)), [], 0.0
     for _ in range(8):
@@ -89,14 +89,15 @@ def test_a_timer_rests_while_its_branch_does():
 
 
 def test_a_timer_is_no_deadlock_and_one_that_is_stopped_is():
-    def ring(seconds):
-        def decide(state, push: Push):
-            return state, Decision(release=push.waiting & push.timer, timer=jnp.where(push.timer, jnp.inf, seconds))
+    def ring(pushes, push: Push):
+        """The timer releases all, and after 30 pushes nobody sets it again."""
+        pushes = pushes + ~push.timer
+        seconds = jnp.where(pushes < 30, 5.0, jnp.inf)
+        return pushes, Decision(release=push.waiting & push.timer, timer=jnp.where(push.timer, jnp.inf, seconds))
 
-        return SyncPolicy("ring", lambda active: jnp.zeros(()), decide, timers=True)
-
-    assert made(ring(5.0), aggregation="each").perform(Run(clocks=30)).status == "running"
-    assert made(ring(jnp.inf), aggregation="each").perform(Run(clocks=30)).status == "deadlock"
+    simulated = made(SyncPolicy("ring", lambda active: jnp.asarray(0), ring, timers=True), aggregation="each")
+    assert simulated.perform(Run(clocks=25)).status == "running"
+    assert simulated.perform(Run(clocks=25)).status == "deadlock"
 
 
 def test_a_system_that_decides_at_pushes_only_refuses_timers():

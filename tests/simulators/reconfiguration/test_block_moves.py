@@ -1,6 +1,7 @@
 """Blocks of embedding tables change their servers: what moves, what it costs, and that nothing is lost."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ MOVED = ("d", "e", "d", "d", "e", "e", "d")  # blocks 1 and 6 move
 
 
 def job(**changed):
-    return made(knobs=FREE, jitter=0.1, **changed)
+    return made(knobs=FREE, jitter=0.1, **({"job": workload(proxy=ones())} | changed))
 
 
 def test_ranges_hashes_and_named_owners():
@@ -68,8 +69,11 @@ def test_the_same_owners_under_another_name_cost_nothing():
     assert (cost.seconds, cost.steps) == (0.0, ())
 
 
+@cache
 def ones():
-    """A model whose every push adds one to the bias and an eighth, one sample's part, to each row that it looks up."""
+    """A model whose every push adds one to the bias and an eighth, one sample's part, to each row that it looks up.
+
+    Always the same functions: for others, programs would be compiled again."""
 
     def losses_of(dense, looked_up, batch):
         del batch
@@ -102,7 +106,7 @@ def assert_all_pushes_are_in_the_model(simulated, pushes):
 
 @pytest.mark.parametrize("method", ["migrate", "checkpoint"])
 def test_no_row_of_a_push_is_lost_or_counted_twice_by_a_move(method):
-    simulated = job(setting=replace(START, learning_rate=1.0), job=workload(proxy=ones()))
+    simulated = job(setting=replace(START, learning_rate=1.0))
     windows = [simulated.perform(Run(clocks=7))]
     for owners in (MOVED, ("e",) * BLOCKS, START.owners(BLOCKS)):
         setting = replace(simulated.job.start, block_owners=owners)

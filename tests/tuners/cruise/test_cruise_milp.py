@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ SMALL = replace(cluster((*SLOW[:3], *FAST), ["s0", "s1", "s2"]), samples=100)
 """Three slow and two fast machines, all fast ones servers at first; 25 mini-batches in an epoch."""
 
 
+@cache
 def splits_and_paces(name):
     """The splits that Cruise asks of a toy whose fast machines compute in a quarter of the time, and clocks per second."""
     toy = Toy(SMALL, slowness={"f0": 0.25, "f1": 0.25})

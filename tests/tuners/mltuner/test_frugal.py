@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.drive import play
 from tests.support.forest import NODES, RATE, START, Forest, falls, job
+from tests.support.marks import examples
 from tuners.actions import Evaluate, Fork, Free, Run, Space, Target
 from tuners.mltuner import mltuner
 from tuners.mltuner.time_left import seconds_left
@@ -250,7 +251,7 @@ def test_without_anything_calmer_the_job_ends_as_it_would_have():
 # ------------------------------------------------------------------------------------------------------- branches
 
 
-@settings(max_examples=25, deadline=None)
+@examples(8)
 @given(st.floats(1e-3, 1.0), st.integers(0, 3))
 def test_there_are_three_branches_at_most_and_none_is_left_behind(rate, seed):
     of = started(rate, RATE, Real("momentum", 0.0, 0.9), Choice("batch_size", (5, 10, 20)), Integer("staleness", 0, 4))

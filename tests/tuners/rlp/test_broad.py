@@ -155,7 +155,7 @@ def test_it_sees_whether_the_loss_falls() -> None:
 
 
 @given(st.permutations(range(K)))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_workers_can_be_renamed_and_nodes_that_are_no_workers_make_no_difference(names) -> None:
     names = np.array(names)
     there = np.append(np.ones(K, bool), np.zeros(3, bool))

@@ -41,8 +41,8 @@ def test_proposals_are_points_of_the_space_and_come_of_the_seed(kind):
     found = proposals(kind)
     assert all(k.contains(v[k.name]) for v in found for k in KNOBS)
     assert all(list(v) == list(SPACE.names) for v in found)
-    assert proposals(kind) == found
-    assert proposals(kind, seed=(2,)) != found
+    assert proposals(kind, count=8) == found[:8]
+    assert proposals(kind, seed=(2,), count=8) != found[:8]
 
 
 @pytest.mark.parametrize("kind", KINDS)
