@@ -31,7 +31,7 @@ $(READY): requirements.txt pyproject.toml
 		{ echo 'Cannot set up with $(PYTHON): it is older than Python 3.11. Name a newer one: make setup PYTHON=...' >&2; exit 1; }
 	@echo 'Setting up $(VENV): about a hundred packages, 1.5 GB with JAX and Ray. This takes some minutes, once.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# pip has one core, so two of it begin, with every other package each. The third adds what is left, and checks all.
+	# pip uses one core, so two of them begin, with half of the packages each. The third one adds pip itself, and checks all.
 	@for half in 0 1; do \
 		awk -v half=$$half '/^[^ ]/ {mine = !/^(pip|setuptools)==/ && n++ % 2 == half} mine' requirements.txt >$(VENV)/half-$$half; \
 		$(PIP) --no-deps --requirement $(VENV)/half-$$half & \

@@ -54,6 +54,7 @@ def entries(folder: Path, *, traced: bool) -> list[Path]:
 def test_a_later_process_reads_whole_programs_and_gets_the_same_bytes(tmp_path):
     result, lowered = played(tmp_path)
     assert (lowered, len(entries(tmp_path, traced=True))) == (4, 3)  # and a gradient is lowered: what does it take?
+    assert played(tmp_path) == (result, 0)
     # What JAX has compiled once is stored whole, though XLA itself would write only a part of what it has read.
     for file in entries(tmp_path, traced=True):
         file.unlink()

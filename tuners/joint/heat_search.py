@@ -82,9 +82,9 @@ class HeatSearch:
     def _validated(self, seen: Glance) -> Steps[Glance]:
         """What was seen; validated if the heat seems to hurt, because accuracy may rise while the loss is high."""
         training, gauge = self._training, self._gauge
-        window = 0.0 if training.newest is None else training.newest.seconds
-        costs = not self._heat.steps and training.job.evaluate_seconds > _EVALUATION_SHARE * window
-        if costs or math.isfinite(seen.validated) or gauge.target.metric == "loss" or not self._hurts(seen):
+        tells_nothing = training.diverged or math.isfinite(seen.validated) or gauge.target.metric == "loss"
+        rate_is_held = self._heat.steps
+        if tells_nothing or not (rate_is_held or self._evaluates_soon()) or not self._hurts(seen):
             return seen
         yield from training.evaluate()
         validated = training.level - gauge.untrained_level
@@ -93,14 +93,18 @@ class HeatSearch:
     def _validated_before(self, kept: Snapshot | None) -> Steps[float]:
         """The level of the model `kept`, above that of the untrained one; 0, where an evaluation would take too long."""
         training, gauge = self._training, self._gauge
-        window = 0.0 if training.newest is None else training.newest.seconds
-        if kept is None or training.job.evaluate_seconds > _EVALUATION_SHARE * window:
+        if kept is None or not self._evaluates_soon():
             return 0.0
         with suppress(Rejected):
             found = yield from Evaluate(kept.branch)
             training.seconds += training.job.evaluate_seconds
             return min(gauge.level(found.loss, found.accuracy) - gauge.untrained_level, 0.0)
         return 0.0
+
+    def _evaluates_soon(self) -> bool:
+        """Whether an evaluation takes little time, compared with a window."""
+        window = 0.0 if self._training.newest is None else self._training.newest.seconds
+        return self._training.job.evaluate_seconds <= _EVALUATION_SHARE * window
 
     def _hurts(self, seen: Glance) -> bool:
         """Whether the present heat makes the model worse than the untrained one, has thrown it far off for good, or has
