@@ -78,14 +78,14 @@ class Discrepancy(NamedTuple):
         shifts = [np.zeros(len(rows)), *(shift for _, shift in rivals)]
 
         def inside(side: int) -> NDArray[np.float64]:
-            return _distance(
-                lambda far: sum(
-                    chance * np.einsum("c,cer->er", weights, ndtr((far - side * (means + shift)[:, None]) / deviations))
-                    for chance, shift in zip(chances, shifts, strict=True)
-                ),
-                (1 + level) / 2,
-                errors.shape,
-            )
+            def within(far: NDArray[np.float64]) -> NDArray[np.float64]:
+                total = np.zeros(errors.shape)
+                for chance, shift in zip(chances, shifts, strict=True):
+                    below = ndtr((far - side * (means + shift)[:, None]) / deviations)
+                    total += chance * np.einsum("c,cer->er", weights, below)
+                return total
+
+            return _distance(within, (1 + level) / 2, errors.shape)
 
         return np.stack([inside(-1), inside(1)])
 
