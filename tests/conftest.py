@@ -29,6 +29,10 @@ settings.register_profile("thorough", deadline=None, max_examples=400)  # `make 
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+_NO_GAIN = ("simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-trip-count-annotator")
+"""Passes of XLA that copy each loop's body to look at it: a sixth of the time to compile a program of the engine."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "compile programs of test processes without most optimisations, in half of the time"
     parser.addoption("--quick-code", action="store_true", help=text)
@@ -37,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--quick-code"):
         jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["XLA_FLAGS"] += f" --xla_disable_hlo_passes={','.join(_NO_GAIN)}"
 
 
 def pytest_collection_finish() -> None:

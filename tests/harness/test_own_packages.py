@@ -38,6 +38,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
 
 
+@pytest.mark.slow
 def test_the_command_uses_its_own_packages(crowded: Path) -> None:
     # As the installed command does: the folder of the program, not the working folder, is first on the path.
     (crowded / "bin").mkdir()

@@ -29,6 +29,7 @@ class Pair(NamedTuple):
     right: object
 
 
+@pytest.mark.slow
 def test_processes_with_other_hashes_and_other_histories_digest_alike():
     made = []
     for seed, before in (

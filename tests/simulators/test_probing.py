@@ -47,6 +47,7 @@ def test_probing_sees_the_servers_parameters_not_those_that_were_pulled():
     assert pulled_loss != loss_before
 
 
+@pytest.mark.slow
 def test_probing_changes_nothing_else():
     cluster, workload, setting, around = plain_job()
     plain, probed = (system(cluster, workload, setting, around) for _ in range(2))  # under asp, which decides the same

@@ -155,6 +155,7 @@ def test_no_update_is_lost_or_counted_twice_under_random_actions(aggregation):
     assert max(pushes.values()) > 200
 
 
+@pytest.mark.slow
 def test_a_dropped_gradient_is_a_push_but_no_update():
     workload = replace(job(SMALL), proxy=COUNTER, samples=64)
     simulated = system(cluster(), workload, start(learning_rate=0.5), Conditions())

@@ -50,6 +50,7 @@ def entries(folder: Path, *, traced: bool) -> list[Path]:
     return sorted(p for p in folder.iterdir() if ("-traced-" in p.name) == traced)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_later_process_reads_whole_programs_and_gets_the_same_bytes(tmp_path):
     result, lowered = played(tmp_path)
@@ -149,6 +150,7 @@ def test_a_program_is_compiled_once_and_called_from_memory(store):
     assert (second.jitted.lowered, len(store.entries)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_flags_of_xla_in_another_order_are_the_same_programs():
     """A worker process of a comparison gets one flag from its parent and adds the others; other processes add them all."""
     code = "from simulators import stored_programs; print(stored_programs._told_xla())"

@@ -8,6 +8,7 @@ import pytest
 
 from harness import scenario
 from simulators.cluster.conditions import Conditions, NodeChange
+from tests.support.marks import slow
 from tests.support.small_jobs import CHEAP, KNOBS, SMALL, assert_same_bytes, cluster, job, start, system, together
 from tests.support.toy import job as toy_job
 from tests.support.toy import window
@@ -32,7 +33,9 @@ def left(simulated):
 # ---------------------------------------------------------------------------------------------------------- who does what
 
 
-@pytest.mark.parametrize("policy", [asp(), bsp(), ssp(1), dssp(1, 4), k_async(2), k_batch_sync(2)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "policy", [asp(), bsp(), ssp(1), slow(dssp(1, 4)), slow(k_async(2)), k_batch_sync(2)], ids=lambda p: p.name
+)
 def test_every_worker_does_its_share_and_no_more(policy):
     simulated = by_share(start(data_shares=(0.5, 0.3, 0.2)))
     simulated.perform(Install(policy))
@@ -84,7 +87,7 @@ def test_other_targets_keep_no_account():
 # ---------------------------------------------------------------------------------------------------- work moves with data
 
 
-@pytest.mark.parametrize("method", ["migrate", "checkpoint", "relocate"])
+@pytest.mark.parametrize("method", [slow("migrate"), "checkpoint", "relocate"])
 def test_work_is_neither_lost_nor_done_twice_in_reconfigurations(method):
     """What is done and what is left have the same sum at every moment, whatever moves."""
     simulated, rng = by_share(target=replace(CLOCKS, value=3000)), np.random.default_rng(1)

@@ -136,7 +136,7 @@ def _same_floats(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and all(map(same, a.tolist(), b.tolist()))
 
 
-@examples(30)
+@examples(15)
 @given(EXCHANGES)
 def test_what_is_decoded_is_what_was_encoded(exchange: Exchange) -> None:
     line = encode(exchange)

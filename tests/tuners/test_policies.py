@@ -121,6 +121,7 @@ def test_rlps_smallest_bounds():
     assert policies.ssp_as_printed(1).name == policies.ssp(0).name
 
 
+@pytest.mark.slow
 @examples(8)
 @given(RATES, MASKS, st.integers(0, 4), st.integers(0, 12))
 def test_dssp_stays_within_its_range_and_never_deadlocks(cycle_seconds, active, low, extra):
@@ -184,6 +185,7 @@ def test_admit_limits_the_gradients_in_progress_and_loses_none(order, active, bo
             assert (begun <= m.clocks[m.waiting & ~m.release]).all()  # the fewest pushes go first
 
 
+@pytest.mark.slow
 @examples(10)
 @example([1.0, 1.0, 3.0, 6.0, 0.25], 4)
 @given(st.lists(st.floats(0.5, 2.0), min_size=K, max_size=K), st.integers(0, K - 1))

@@ -205,6 +205,7 @@ def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixtur
 # --------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_an_own_scenario_and_an_own_tuner(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_missed_target_is_status_0(here: Path, capsys: pytest.CaptureFixture[s
     assert "results/tiny has no comparison to resume: this one begins." in said
 
 
+@pytest.mark.slow
 def test_an_interruption_says_how_to_continue(here: Path) -> None:
     command = [sys.executable, "-m", "harness", "compare", "tiny.toml", "--tuners", "fixed,sleepy:tuner", "--jobs", "1"]
     (here / "sleepy.py").write_text(
@@ -347,7 +349,7 @@ NOBODY_READS = "harness: nobody reads the output any more; this goes on, and Ctr
     [
         ("--help", "| true", ""),
         slow("play tiny.toml fixed", "| true", ""),
-        ("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
+        slow("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "| true", NOBODY_READS),
         slow("compare tiny.toml --tuners fixed --seeds 1 --jobs 1", "2>&1 | true", ""),
     ],
 )

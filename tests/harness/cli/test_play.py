@@ -121,6 +121,7 @@ def test_thinking_for_long_is_said(here: Path, capsys: pytest.CaptureFixture[str
     assert "(the tuner has not asked anything for 0.01 s; Ctrl-C ends this)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_debugger_starts_where_the_tuner_fails(here: Path) -> None:
     made = harness("play", "tiny.toml", "played:broken", "--pdb", given="p luck.clocks\nq\n")
     assert made.returncode == 1

@@ -104,6 +104,7 @@ def pids(folder: Path, runs: int, pool: WorkerPool) -> list[int]:
     return [int((place / "output.txt").read_text()) for place in places]
 
 
+@pytest.mark.slow
 def test_processes_stay_from_batch_to_batch_until_the_pool_is_closed(tmp_path: Path) -> None:
     with closing(WorkerPool(1)) as pool:
         before = pids(tmp_path / "a", 2, pool) + pids(tmp_path / "b", 1, pool)
@@ -116,6 +117,7 @@ def test_processes_stay_from_batch_to_batch_until_the_pool_is_closed(tmp_path: P
         os.kill(after[0], 0)
 
 
+@pytest.mark.slow
 def test_a_process_that_uses_much_memory_makes_no_further_run(tmp_path: Path) -> None:
     with closing(WorkerPool(1)) as limited:
         (first,) = pids(tmp_path / "a", 1, limited)

@@ -219,7 +219,7 @@ def test_members_are_the_same_files_for_ever() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "placement-v1-0000",
+        slow("placement-v1-0000"),
         "learning-v1-0007",
         slow("elastic-v1-0002"),
         slow("hotkeys-v1-0002"),

@@ -48,6 +48,7 @@ def test_every_table_of_a_file_is_an_argument() -> None:
     assert set(Tables.__struct_fields__) | set(RecordedTables.__struct_fields__) == set(arguments) - {"base", "name"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", slow("nesterov")])
 def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
     made = scenario("digits-logistic", workload={"overrides": {"optimizer": optimizer}})

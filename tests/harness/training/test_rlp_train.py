@@ -62,6 +62,7 @@ def _infinite(learner: dqn.Learner) -> dqn.Learner:
     return learner._replace(online=learner.online._replace(weights=weights))
 
 
+@pytest.mark.slow
 def test_the_state_is_the_papers_on_the_pushes_of_a_real_run() -> None:
     instance = PLAN.instance(0)
     run = instance.begin(dqn.recording_policy(policies.asp(), LEARNING, 40))

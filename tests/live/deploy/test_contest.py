@@ -83,6 +83,7 @@ def simulated(monkeypatch):
 COMMAND = ("deploy", "--live", "small.toml", "--tuners", "fixed,asp,contestants:broken", "--seeds", "2", "--out", "out")
 
 
+@pytest.mark.slow
 def test_a_contest_is_a_results_folder(here, simulated, capsys):
     _, played, joined = simulated
     assert main([*COMMAND, "--address", "h:1", "--insecure"]) == 1  # some have failed

@@ -19,6 +19,7 @@ from tests.live.support.threads import thread_processes
 from tuners.actions import Evaluate, Reconfigure, Rejected, Run
 
 
+@pytest.mark.slow
 def test_rows_are_trained_on_real_sockets_while_their_blocks_move(tmp_path, monkeypatch):
     """One worker: what it pulls depends on its own pushes only, so nothing but rounding may differ from the simulator."""
     spec, start = hot_keys(workers=1)

@@ -134,6 +134,7 @@ def test_an_order_that_misses_the_reach_is_not_rounded_up_to_it():
     assert said == ["0.897", "0.899", "0.90", "0.87", "-0.20", "-"]
 
 
+@pytest.mark.slow
 def test_repetitions_tell_what_an_exact_prediction_would_reach():
     """Three repetitions 10 % apart: beside the simulator there are an exact prediction and another recording."""
     text = page([replace(MADE, predictions=REPEATED)])

@@ -49,6 +49,7 @@ def check_figures(found, kind, start):
     assert all(data.startswith(start) for data in mine.values())
 
 
+@pytest.mark.slow
 def test_figures_are_files_and_the_same_bytes_again(folder):
     found = files(write_figures(folder, "svg"))
     check_figures(found, "svg", b"<svg")

@@ -79,6 +79,7 @@ def test_a_new_tuner_stands_beside_those_of_the_site(site, tmp_path):
     assert "x" in set(scores(tmp_path / "two")["tuner"])
 
 
+@pytest.mark.slow
 def test_a_site_with_all_its_pages_can_be_extended(tmp_path):
     """Its table of the host's times has a row per run, and that of an overview a row per tuner."""
     results = contest(scenarios=("away", "home"), tuners=("fixed", "cruise", "best_fixed"), seeds=3)

@@ -179,6 +179,7 @@ def test_one_scenario_is_one_page():
     assert set(page.pages(contest(tuners=("fixed", "cruise"), seeds=2), {})) == {"report.html"}
 
 
+@pytest.mark.slow
 def test_a_tuner_that_does_nothing_changes_no_other_line():
     tuners = ("fixed", "cruise", "tpe", "best_fixed")
     plain = contest(tuners=tuners, seeds=4)
@@ -278,6 +279,7 @@ def test_write_reads_a_results_folder_and_leaves_one_page(stored):
     assert write(stored).read_bytes() == first
 
 
+@pytest.mark.slow
 def test_a_command_summarises_the_runs_once_for_the_terminal_and_the_pages(stored, monkeypatch):
     first, made = write(stored).read_bytes(), []
     monkeypatch.setattr(verdicts, "compared", lambda runs, of=verdicts.compared: made.append(runs) or of(runs))

@@ -53,6 +53,7 @@ def test_three_paired_seeds_tell_bounds_apart_in_the_arena_where_three_unpaired_
         assert abs(run.publishing + run.generation + run.queueing - run.bound) < 1.0
 
 
+@pytest.mark.slow
 def test_runs_are_kept_and_printed(tmp_path, monkeypatch, capsys):
     """The table of a small arena with three bounds under one policy; a second call makes no run again."""
     arena = scenario.load("bounded-age")

@@ -75,6 +75,7 @@ GRID = [row(w, s, b, t) for w, s in ((3, 7), (8, 2), (9, 1)) for b, t in ((8, 1)
 # ----------------------------------------------------------------------------------------------------- the engine's time
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_close_to_the_engine():
     rows = [row(3, 2), row(9, 1), row(6, 4, 32, 4), row(4, 2, policy="bsp")]
     constants = replace(TRUE, model_bytes=2e7)
@@ -84,6 +85,7 @@ def test_the_closed_form_is_close_to_the_engine():
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
 
 
+@pytest.mark.slow
 def test_snapshots_slow_a_cycle_by_their_own_transfer_or_not_at_all():
     """A lone worker waits for a model more per snapshot: by the distance of those in the pushes of a row, whatever the
     distance in the recording."""
@@ -116,6 +118,7 @@ def test_short_rows_have_the_snapshots_that_fall_into_them(pushes, every, worker
     assert none == made
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_what_each_is_alone():
     """Also where a link is delayed from the beginning, which the control plane puts in force."""
     delayed = row(4, 2, delays=(0.3, 0.0, 0.0, 0.0, 0.1))
@@ -259,6 +262,7 @@ def test_last_bits_of_a_recording_do_not_move_the_constants(monkeypatch):
     assert [fitted(seed).tolist() for seed in (1, 2)] == [fitted(0).tolist()] * 2
 
 
+@pytest.mark.slow
 def test_the_time_of_a_coordinator_is_told_apart_from_that_of_servers():
     true = replace(TRUE, apply_seconds=0.15, message_seconds=0.0, commit_seconds=0.03, model_bytes=1e6)
     rows = timed([row(w, s) for w in (1, 3, 8) for s in (1, 2, 4)], true, noise=0.005)

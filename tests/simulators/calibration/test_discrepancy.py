@@ -63,6 +63,7 @@ def told(truth, seeds):
     return inside, widths
 
 
+@pytest.mark.slow
 def test_intervals_hold_where_a_wrong_form_is_extrapolated():
     """Twice as many workers as fitted. Without the discrepancy, three of ten recorded values are outside."""
     (with_it, without), (wide, narrow) = told(lacking, 60)

@@ -80,6 +80,7 @@ def without_parts(rows):
     return [replace(r, **none) for r in rows]
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_where_transfers_are_not_known():
     assert choose({"toy": without_parts(recorded(FORMS[0]))}, GIVEN, FORMS) is None
 
@@ -104,6 +105,7 @@ def test_what_flows_do_is_told_by_unlike_servers(independent):
     assert made.rivals[0].error > made.error
 
 
+@pytest.mark.slow
 def test_flows_end_by_themselves_unless_the_recording_clearly_says_otherwise():
     """Of one combination with unlike servers, no test can tell."""
     together = Sharing("maxmin", 0.0, independent_flows=False)

@@ -118,7 +118,7 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize(("discipline", "threads"), [slow("fifo", 1), ("fifo", 2), ("serial", 1), slow("serial", 2)])
+@pytest.mark.parametrize(("discipline", "threads"), [slow("fifo", 1), slow("fifo", 2), ("serial", 1), slow("serial", 2)])
 def test_the_closed_form_of_queues_is_close_to_the_engine(discipline, threads, short):
     off = []
     for times in (0.3, 3.0):
@@ -156,6 +156,7 @@ def test_queues_are_not_tried_where_servers_send_snapshots():
     assert told_apart(only, rows) == only  # what the user says is not taken back
 
 
+@pytest.mark.slow
 def test_links_of_workers_or_servers_limit_transfers(short):
     """Both starts of the search are tried: two servers halve a pull only where they limit it."""
     for faster, limited in ((1.0, "links"), (10.0, "servers")):

@@ -77,6 +77,7 @@ def fitted(rows):
     return fit(with_speeds(rows), given, engine=False, resamples=20)
 
 
+@pytest.mark.slow
 def test_a_slow_machine_is_predicted_for_another_mini_batch(monkeypatch):
     """Where all of a mini-batch takes a slow machine longer, each size was told another speed: 14 % off."""
     for module, name, value in ((search, "_ROUNDS", 1), (search, "_EVALUATIONS", 20), (closed_form, "_ROUNDS", 20)):

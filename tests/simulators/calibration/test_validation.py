@@ -109,6 +109,7 @@ def test_the_plain_form_has_an_interval_from_its_errors_with_own_combinations_le
     assert np.isnan(validation.left_out(few).widths).all()  # one combination tells nothing
 
 
+@pytest.mark.slow
 def test_the_closed_network_needs_no_simulation(monkeypatch):
     """Rows that the closed form made are fitted by it exactly, and predicted; its interval is as the simulator's is made."""
     monkeypatch.setattr(model, "pushes_of", None)

@@ -76,6 +76,7 @@ def drawn(conditions, seed=0, budget=1e4, kinds=None):
     return expand_replay(conditions, (kinds or cluster()).nodes, budget, seed)
 
 
+@pytest.mark.slow
 def test_windows_may_be_cut_anywhere_with_buckets_and_recordings(traces):
     recorded = replaying(Conditions(buckets=TIGHT), compute=traces["bytedance-straggler"])
     whole = timed(recorded, seed=2).perform(Run(clocks=60)).pushes
@@ -123,6 +124,7 @@ def spells(folder, by_worker, **settings):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_mini_batches_take_what_was_recorded_and_begin_again(tmp_path):
     """Medians: 2 of the run. Machines a and b get workers 0 and 1 in order; c gets worker 0 from half-way on."""
     trace = spells(tmp_path / "t", {0: [2.0, 4.0, 1.0, 2.0], 1: [2.0, 3.0, 2.0]})

@@ -60,8 +60,8 @@ def test_one_server_has_none():
     ("links", "changed"),
     [
         slow(ALIKE, {"model_shares": (0.3, 0.7)}),
-        (UNLIKE, {}),
-        (ALIKE, {"workers": NAMES[:4]}),
+        slow(UNLIKE, {}),
+        slow(ALIKE, {"workers": NAMES[:4]}),
         slow(ALIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("d",), 150.0, 20.0),))}),
         slow(UNLIKE, {"conditions": Conditions(jitter=0.4, buckets=(Bucket(("a",), 150.0, 20.0),))}),
         (UNLIKE, {"discipline": "fifo"}),
@@ -89,6 +89,7 @@ def test_servers_of_one_kind_are_one_column():
     assert net.pull @ net.number == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_what_is_left_of_transfers_stays_where_servers_change():
     """From equal shares to unequal ones and back, in the middle of transfers."""
     simulated = made(knobs=KNOBS, conditions=Conditions(jitter=0.4, stagger=True))

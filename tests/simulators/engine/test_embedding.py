@@ -99,6 +99,7 @@ def test_windows_change_nothing():
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_dropped_was_sent_and_changes_nothing():
     simulated = made(replace(START, policy="bsp"))
     simulated.perform(Install(backup_workers(1)))
@@ -203,6 +204,7 @@ def test_a_cluster_that_does_not_go_with_tables_is_refused():
         made(cluster=Cluster(kinds, independent_flows=True))
 
 
+@pytest.mark.slow
 def test_local_steps_and_larger_mini_batches_are_refused():
     with pytest.raises(ValueError, match="Cannot take local steps on embedding tables"):
         made(knobs=(Integer("local_steps", 1, 4),))

@@ -210,6 +210,7 @@ def test_servers_that_send_snapshots(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(overlap=True, snapshot_clocks=(1,), aggregation="mean", optimizer="momentum"), TWO)
 def test_servers_that_send_snapshots_and_work(made, policy):
@@ -260,6 +261,7 @@ def test_workers_that_serve_first_come_first_served(made, policy):
     compared(made, *policy)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(overlap=True, discipline="fifo", aggregation="sum"), TWO)
 def test_workers_that_serve_first_come_first_served_as_in_large_clusters(made, policy):
@@ -372,6 +374,7 @@ def test_dynamic_bounds_with_revised_rates(made, low):
     compared(made, "dssp", low)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(), st.sampled_from([("discard", 0), ("discard", 2), ("admit", 0), ("admit", 2)]))
 def test_bounds_on_the_age_of_gradients(made, policy):
@@ -383,6 +386,7 @@ def _all_but_one(state, push):
     return state, Decision(release=push.active & done, step=done)
 
 
+@pytest.mark.slow
 @examples(6, shrink=False)
 @given(jobs(aggregation="mean"))
 def test_workers_that_a_policy_releases_in_the_middle_of_a_cycle(made):
@@ -454,6 +458,7 @@ def test_a_target_of_validation_ends_the_job_with_the_first_evaluation_that_reac
     assert window.evaluations[-1].seconds == simulated.now
 
 
+@pytest.mark.slow
 def test_the_first_state_of_a_policy_has_the_types_of_every_later_one():
     """Else the engine would be compiled twice: JAX types a number that was written in Python weakly."""
     cluster, workload, setting, around = plain_job()
@@ -471,6 +476,7 @@ def test_the_first_state_of_a_policy_has_the_types_of_every_later_one():
     assert int(branch(simulated).clock.policy[1]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [slow(48), 67], ids="{} nodes".format)
 @pytest.mark.parametrize("conditions", [Conditions(), Conditions(jitter=0.0, stagger=False)], ids=["noise", "ties"])
 def test_the_next_of_many_workers_is_that_of_the_oracle(nodes, conditions):
@@ -528,6 +534,7 @@ def assert_same(windows, simulated, whole):
         assert before.end_seconds == after.start_seconds
 
 
+@pytest.mark.slow
 def test_a_thousand_windows_of_one_push_are_one_window_of_a_thousand(whole):
     simulated = cut_job()
     assert_same([simulated.perform(Run(clocks=1)) for _ in range(1000)], simulated, whole)

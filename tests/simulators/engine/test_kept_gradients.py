@@ -26,6 +26,7 @@ def dense(parameters, x):
     return jnp.sum(jnp.tanh(x @ parameters["w"] + parameters["b"]))
 
 
+@pytest.mark.slow
 def test_a_product_is_kept_as_its_factors_only_where_these_are_smaller():
     parameters = {"w": jnp.ones((20, 30)), "b": jnp.ones(30)}
     for rows, kept in ((4, {(30,), (4, 20), (4, 30)}), (12, {(30,), (20, 30)})):  # 4 * (20 + 30) < 20 * 30 = 12 * (20 + 30)
@@ -80,7 +81,7 @@ def test_a_job_that_keeps_factors_has_the_bytes_of_one_that_keeps_gradients(poli
     assert kept < 0.8 * all_kept
 
 
-@pytest.mark.parametrize("name", ["digits-cnn", slow("digits-lstm"), "digits-svm", slow("sentences-lm"), "ratings-mf"])
+@pytest.mark.parametrize("name", [slow("digits-cnn"), slow("digits-lstm"), "digits-svm", slow("sentences-lm"), "ratings-mf"])
 def test_every_kind_of_model_goes_in_two_parts(name):
     proxy = workload(name).proxy
     rows = tuple(np.asarray(column)[:8] for column in proxy.train)

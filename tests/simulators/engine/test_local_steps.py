@@ -66,6 +66,7 @@ def test_one_local_step_takes_the_same_time_as_a_gradient():
         np.testing.assert_array_equal(getattr(one, name), getattr(plain, name), err_msg=name)
 
 
+@pytest.mark.slow
 def test_local_steps_compute_as_long_as_their_mini_batches_and_send_once():
     """The noise of a mini-batch is the same however many of them a push has."""
     each, whole = (made(aggregation="each", policy="asp", local_steps=n).perform(Run(clocks=24 // n)).pushes for n in (1, 4))

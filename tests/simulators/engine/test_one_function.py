@@ -89,6 +89,7 @@ def test_the_same_bytes_with_a_model(policy, kinds, conditions):
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
 
+@pytest.mark.slow
 def test_what_does_not_belong_to_the_gradients_is_one_operation():
     """Of a step with a model: dispatched one by one, they take three times as long as the gradient of a small one."""
     of = many(policies.asp(), model=LARGE)
@@ -173,6 +174,7 @@ def as_one(of):
     return gradients_as_one(of.program, of.context.data, of.inputs, of.state.learned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "more"),
     [
@@ -205,6 +207,7 @@ def test_times_are_the_same_bytes_and_losses_close(policy, more):
     np.testing.assert_allclose(np.asarray(table)[:, loss], np.asarray(theirs)[:, loss], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_window_changes_no_byte():
     """Programs with large results are compiled with other options."""
     of = small(policies.asp())
@@ -213,6 +216,7 @@ def test_the_size_of_a_window_changes_no_byte():
     assert in_bytes(few[0]) == in_bytes(many[0])
 
 
+@pytest.mark.slow
 def test_larger_models_are_not_asked_for():
     """The code of one function is that of plain loops, which takes longer for large products."""
     assert not as_one(small(policies.asp(), model=LARGE))

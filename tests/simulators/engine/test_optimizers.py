@@ -35,6 +35,7 @@ def test_without_delay_it_is_adagrad(gradients):
     assert applied("adarevision", gradients) == pytest.approx(applied("adagrad", gradients), rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=12), st.sampled_from([1, -1]))
 def test_gradients_of_one_pull_are_like_one_gradient_of_their_sum(sizes, sign):

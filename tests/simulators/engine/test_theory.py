@@ -134,6 +134,7 @@ def unequal(w, links, shares, policy="asp", conditions=STEADY, z=2.0):
     return system(cluster, job(demand), setting, conditions)
 
 
+@pytest.mark.slow
 def test_a_connection_that_ends_leaves_the_link_to_those_that_go_on():
     """30 and 70 bytes of two servers share the worker's link. The first are there after 0.6 s; then 40 are left, at the 60
     bytes per second of their server's link. If the two ended together, 100 / (60 / 0.7) = 1.17 s would do."""
@@ -142,6 +143,7 @@ def test_a_connection_that_ends_leaves_the_link_to_those_that_go_on():
     assert seen.push_seconds == pytest.approx(0.6 + 40 / 60)
 
 
+@pytest.mark.slow
 def test_servers_that_are_alike_are_as_one_large_connection_each():
     """Four servers have 1/8 each, one has 1/2. Five connections have a fifth of the link each, until four of them end."""
     seen = unequal(1, [100.0] * 5, [0.125] * 4 + [0.5]).perform(Run(clocks=5)).pushes
@@ -181,6 +183,7 @@ def test_what_links_have_to_spare_carries_snapshots_for_nothing():
     assert simulated.perform(Run(clocks=100)).pushes.pull_seconds == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_busy_link_carries_one_model_more_per_snapshot():
     """Eight workers that do nothing but pull keep a link busy; every 32 pushes, 4 of each, there is a snapshot."""
     found, _ = rate(timed(8, 1, 0.0, STEADY, snapshots=20), 320, 1600)
@@ -189,6 +192,7 @@ def test_a_busy_link_carries_one_model_more_per_snapshot():
     assert 1 / found == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_servers_that_receive_snapshots_receive_pushes_later():
     """Eight workers that do nothing but push keep the links of two servers busy, and each gets half a model of the other."""
     demand = Demand(model_bytes=BANDWIDTH, push_bytes=10 * BANDWIDTH, sample_seconds=0.0, fixed_seconds=0.0)

@@ -141,6 +141,7 @@ def test_another_size_or_grace_begins_rounds_anew_and_anything_else_does_not():
     assert simulated.perform(Run(clocks=20)).clocks == 20
 
 
+@pytest.mark.slow
 def test_a_quorum_of_none_waits_for_all():
     same(asked(policy="quorum"), asked(policy="bsp"))
 

@@ -40,6 +40,7 @@ def test_the_deviation_of_shares_is_that_of_the_size_of_the_largest_flow(uneven_
     assert float(made(uneven_bytes, **changed).branches[0].inputs.unevenness) == pytest.approx(deviation)
 
 
+@pytest.mark.slow
 def test_by_default_shares_of_flows_of_any_size_have_a_deviation_of_one():
     assert made().branches[0].inputs.unevenness == ()
     assert_same_bytes(*(made(size).perform(Run(clocks=90)).pushes for size in (0.0, MODEL / 2)))

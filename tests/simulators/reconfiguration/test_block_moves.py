@@ -48,6 +48,7 @@ def test_only_blocks_with_another_owner_move():
     assert moves_of_blocks(MOVED, MOVED) == []
 
 
+@pytest.mark.slow
 def test_moving_blocks_costs_their_bytes_and_training_goes_on():
     simulated = job()
     simulated.perform(Run(clocks=5))

@@ -61,6 +61,7 @@ def test_migrating_a_small_model_takes_less_than_a_restart() -> None:
     assert seconds["migrate"] < 0.3 * seconds["checkpoint"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow(n) if n in ("tf36-logr", "tf36-svm", "tf36-cifar") else n for n in TABLE_V])
 def test_relocation_on_demand_costs_what_table_v_says(name: str) -> None:
     """Means over settings at random, as a tuner's first ones are; 2 constants fitted to 4 values."""

@@ -13,7 +13,7 @@ from simulators.cluster.conditions import Conditions, NodeChange
 from simulators.reconfiguration.costs import Costs
 from simulators.workloads.workload import Demand
 from tests.simulators.test_simulated_system import COUNTER, counted
-from tests.support.marks import examples
+from tests.support.marks import examples, slow
 from tests.support.small_jobs import (
     KNOBS,
     NAMES,
@@ -83,6 +83,7 @@ def comings_and_goings(rng):
     return tuple(found)
 
 
+@pytest.mark.slow
 @examples(6)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(METHODS), st.sampled_from(["asp", "bsp", "ssp"]))
 def test_with_updates_of_one_the_model_is_the_number_of_pushes(seed, method, policy):
@@ -265,7 +266,7 @@ def test_a_barrier_is_held_and_left_while_workers_come_and_go():
     assert max(counts[[0, 3, 4]]) - min(counts[[0, 3, 4]]) <= 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [slow("checkpoint"), "migrate", slow("relocate")])
 def test_cutting_a_run_into_windows_changes_nothing_during_a_change(method):
     new = start(workers=("a", "c", "d", "e"), servers=("b",), policy="ssp", staleness=2)
     whole, cut = (learning(costs=COSTS, demand=STORED) for _ in range(2))
@@ -419,6 +420,7 @@ def test_a_machine_that_was_lost_and_comes_back_is_used_again():
     assert counted(simulated, 0) == seen.clocks
 
 
+@pytest.mark.slow
 def test_a_worker_is_waited_for_where_no_server_can_compute():
     nodes = (("a", machine()), ("b", machine(speed=0.0)))
     conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"), NodeChange(("a",), 90.0, "joins")))
@@ -477,6 +479,7 @@ def test_a_job_whose_last_worker_fails_ends_where_no_other_machine_can_compute()
     assert float(np.max(last.pushes.seconds)) <= 40.0
 
 
+@pytest.mark.slow
 def test_the_last_worker_is_replaced_by_the_first_machine_that_can_compute():
     nodes = (("a", machine()), ("b", machine(speed=0.0)), ("c", machine(speed=0.0)), ("d", machine()))
     conditions = Conditions(jitter=0.0, nodes=(NodeChange(("a",), 40.0, "fails"),))

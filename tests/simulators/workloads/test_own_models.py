@@ -106,6 +106,7 @@ def test_equal_seeds_give_equal_parameters_of_32_bits(mine):
     assert once[0].tobytes() != other[0].tobytes()
 
 
+@pytest.mark.slow
 def test_text_and_losses_of_ones_own(mine):
     mine.write_text(
         body("""

@@ -105,6 +105,7 @@ def test_ringmaster_is_faster_than_asp_where_most_workers_are_slow():
 # -------------------------------------------------------------------------------------------------------------------- DBW
 
 
+@pytest.mark.slow
 def test_dbw_times_a_round_of_all_and_then_leaves_the_slow_one_out():
     moments = run(DBW, [0] * 200, seconds_per_cycle=[1.0, 1.1, 1.2, 1.3, 10.0])
     sizes = [sum(m.accept for m in group) for group in groups(moments)]
@@ -117,6 +118,7 @@ def test_dbw_waits_for_all_where_all_are_alike():
     assert set(sizes[1:]) == {K}
 
 
+@pytest.mark.slow
 def test_dbw_asks_for_more_gradients_when_the_loss_rises():
     policy = DBW
     calm = [sum(1 for _ in g) for g in _rounds(policy, lambda number: 1.0)]

@@ -98,6 +98,7 @@ def test_it_looks_again_when_the_cluster_changes():
     assert all("c4.2xlarge-0" not in a.setting.workers + a.setting.servers for a in proposed[0])
 
 
+@pytest.mark.slow
 def test_iterations_that_were_held_up_do_not_mislead_the_model():
     """A tenth of all iterations takes ten times as long: medians do not see them."""
     system = TruthSystem(SMALL, held_up=tuple(range(3, 400, 10)))

@@ -137,6 +137,7 @@ def test_evidence_may_come_piece_by_piece():
     assert abs(whole.weights @ a - pieces.weights @ b) < 5 * a.std() / np.sqrt(50)
 
 
+@pytest.mark.slow
 def test_intervals_cover_what_they_say():
     """Truths drawn from the prior lie in their 80 % intervals as often as that: one of the rate, one of a prediction."""
     rng, times, hits = np.random.default_rng(5), 40, np.zeros(2)

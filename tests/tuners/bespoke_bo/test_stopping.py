@@ -85,6 +85,7 @@ def test_a_reconfiguration_costs_the_mean_of_those_so_far():
     assert at.change_seconds == 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [(25, 10**7), slow((25, 600, 10**7))], ids=["two jobs", "three jobs"])
 def test_a_long_job_makes_more_evaluations_than_a_short_one(batches):
     """The cluster and all random numbers are equal; only the samples that are left differ."""

@@ -196,6 +196,7 @@ def test_where_a_change_costs_more_the_job_stays_with_one_of_the_best():
     assert sum(later.count(s) for s in ((4, 6), (4, 7), (4, 5))) > len(later) / 2
 
 
+@pytest.mark.slow
 def test_a_change_has_to_gain_more_than_it_costs():
     """2,000 log(5) / 0.2 = 16,000 clocks of at least 0.1 s: a gain of hours is possible, of a year is not."""
     dear, cheap = (played(partial(bo_online, careful=False), change_seconds=c) for c in (1e9, 1.0))
@@ -325,6 +326,7 @@ class Level(Curve):
         return 0.1
 
 
+@pytest.mark.slow
 def test_where_trials_do_not_keep_what_the_model_promised_there_are_fewer_and_fewer():
     curve = Level(change_seconds=0.5)
     exchanges(bo_online, curve, most=300)

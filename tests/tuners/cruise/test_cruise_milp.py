@@ -41,6 +41,7 @@ def test_a_small_job_of_two_types_is_split_as_well_as_by_the_exact_solver():
     assert paces[1] > 2 * paces[0]
 
 
+@pytest.mark.slow
 def test_alone_it_implies_that_pulls_do_not_overlap():
     asked, _ = splits_and_paces("cruise[solver=milp]")
     assert asked

@@ -285,6 +285,7 @@ def brute_force(problem, *, samples=False):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(problems(most=2, batches=4, overlap=st.booleans()).filter(lambda p: p.machines <= 4))
 def test_whole_mini_batches_by_kind_are_what_brute_force_finds(problem):
@@ -356,6 +357,7 @@ def brute_force_by_kind(problem):
     return least
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "clusters"),
@@ -414,6 +416,7 @@ _ENDED = replace(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @example(_MISJUDGED)
 @example(_ENDED)

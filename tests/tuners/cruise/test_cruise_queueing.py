@@ -117,6 +117,7 @@ def simulated_seconds(problem, cluster, workload, placement):
     return problem.samples / BATCH * seen.seconds / seen.clocks
 
 
+@pytest.mark.slow
 def test_it_ranks_splits_as_the_simulator_does():
     """Twelve clusters; of each the six splits that are best by this model, and six that are spread over the others."""
     errors, ranks, limits, excess = [], [], [], []

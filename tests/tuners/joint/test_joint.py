@@ -38,6 +38,7 @@ def test_without_a_free_knob_it_has_nothing_to_tune():
     assert not nothing_to_tune(joint, job())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [*(slow(r) for r in (0.001, 0.02)), 1.0])
 def test_digits_is_learned_in_half_of_the_time_from_a_cold_a_fair_and_a_hot_start(rate):
     """The hot start loses an untrained perceptron for good: only the snapshot from before the first push helps."""

@@ -435,6 +435,7 @@ def test_nobody_waits_for_a_slow_workers_local_steps_where_that_saves_most_of_th
     assert played.score.reached
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_much_slower_than_predicted_is_made_again_and_not_taken_back():
     """One worker tells nothing of how servers serve many. The first choice has too few servers.
 

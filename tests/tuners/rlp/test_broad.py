@@ -45,6 +45,7 @@ def wild(seed: int, scale: float = 3.0) -> PooledNetwork:
     return PooledNetwork(*(np.asarray(rng.normal(size=np.shape(part)) * scale, np.float32) for part in BLANK))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "rule"), [(ASP, policies.asp()), (K_ASYNC, policies.k_async(2))], ids=["asp", "k_async"])
 @given(order=ORDERS)
 @settings(max_examples=20)
@@ -154,6 +155,7 @@ def test_it_sees_whether_the_loss_falls() -> None:
     assert course(1.01) > 0.05
 
 
+@pytest.mark.slow
 @given(st.permutations(range(K)))
 @settings(max_examples=5)
 def test_workers_can_be_renamed_and_nodes_that_are_no_workers_make_no_difference(names) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.support.marks import slow
 from tests.tuners.rlp.test_rlp import plain_states
 from tuners import policies
 from tuners.actions import Push
@@ -145,7 +146,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "as printed" else ()) for n in OPTIONS])
+@pytest.mark.parametrize("name", [name if "should" in name else slow(name) for name in OPTIONS])
 def test_learning_is_algorithm_2(name):
     """Three episodes: one that ends, one that is cut short, one that diverges. The ring of the pool is filled four times."""
     options, rng = OPTIONS[name], np.random.default_rng(5)

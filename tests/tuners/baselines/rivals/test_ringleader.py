@@ -133,6 +133,7 @@ def test_the_mean_is_over_the_workers_that_are_there():
     assert used > 100
 
 
+@pytest.mark.slow
 def test_a_push_does_not_copy_the_table():
     """Its cost would else grow with the number of workers. XLA copies it once per call, before the loop over pushes."""
     job = installed().branches[0]
