@@ -40,8 +40,8 @@ $(READY): requirements.txt pyproject.toml
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# Where Python is told to write no bytecode, every process would compile our files again.
 	$(BIN)/python -m compileall -q harness reports simulators traces tuners
-	# In JOBS processes; pip has one. Some package has files of another Python.
-	@$(BIN)/python -m compileall -qq -j $(JOBS) -x '$(UNUSED)' $(VENV)/lib || true
+	# In JOBS processes; pip has one. Some package has files of another Python, or that later ones warn of.
+	@PYTHONWARNINGS=ignore $(BIN)/python -m compileall -qq -j $(JOBS) -x '$(UNUSED)' $(VENV)/lib || true
 	@touch $@
 
 try: setup ## a first answer: five tuners, three seeds, a few seconds of computing
