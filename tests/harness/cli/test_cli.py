@@ -54,8 +54,8 @@ def test_a_command_computes_on_the_cpu_unless_it_is_asked_to_use_a_device(asked:
 AT_THE_END = """
 import atexit, gc, sys
 from harness.cli.main import main
-before = gc.get_threshold()
-atexit.register(lambda: print(gc.get_freeze_count() > 0, gc.get_threshold() > before))  # after what `main` registers
+frozen, before = gc.get_freeze_count(), gc.get_threshold()
+atexit.register(lambda: print(gc.get_freeze_count() > frozen, gc.get_threshold() > before))  # after what `main` registers
 """
 
 
