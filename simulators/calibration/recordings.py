@@ -273,6 +273,11 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple[p
         caveats.append(
             f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
         )
+    if unused := sum(_links_unused(s, nics, usual) for s, nics in zip(settings, nominal, strict=True)):
+        caveats.append(
+            f"in {unused} settings the links of nodes in the run's extras are not used, and all count as alike: the column "
+            'setting does not name nodes that extras has; write {"workers": ["n0", "n1"], "servers": ["n2"]}'
+        )
     if unnamed := made["policy"].null_count():
         caveats.append(f"{unnamed} settings have no policy: they are taken for asp")
     if unsized := sum(not _batch_size(s) for s in settings):
@@ -429,6 +434,18 @@ def _are_shares(values: Any, count: int) -> bool:
 def _unknown_stragglers(extras: Mapping[str, Any]) -> bool:
     """Whether a run had stragglers whose delay is not known, or that came and went at unknown times."""
     return bool(extras.get("n_stragglers")) and (not extras.get("straggler_delay_ms") or bool(extras.get("straggler_freq")))
+
+
+def _links_unused(setting: Mapping[str, Any], nics: Mapping[str, float], usual: float | None) -> bool:
+    """Whether a run's extras tell unlike links of nodes, and the setting does not say whose they are."""
+    if _shared(setting):
+        return False
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    names = {*whole.get("workers", ()), *whole.get("servers", ())}
+    nodes = json.loads(setting["extras"] or "{}").get("nodes", {})
+    delayed = {name for name, node in nodes.items() if node.get("link_delay_seconds")}
+    unlike = not {*nics.values()} <= {usual} and not (names and names <= nics.keys())
+    return unlike or bool(delayed and not names & nodes.keys())
 
 
 def _delays(extras: Mapping[str, Any], names: Sequence[str], workers: int) -> tuple[float, ...]:

@@ -1045,6 +1045,26 @@ def test_links_that_are_not_used_give_a_caveat():
     assert caveat.startswith("1 settings have servers on workers' machines: all links")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "named", "used"),
+    [
+        ([1e6, 1e6, 2e6, 1e6], None, False),
+        ([1e6, 1e6, 2e6], '{"workers": ["n0", "n1", "n2"], "servers": ["n3"]}', False),
+        ([1e6, 1e6, 2e6, 1e6], '{"workers": ["n0", "n1", "n2"], "servers": ["n3"]}', True),
+        ([1e6, 1e6, 1e6, 1e6], None, True),
+    ],
+    ids=["no names", "another name", "names", "alike"],
+)
+def test_links_whose_machine_is_not_known_give_a_caveat(nodes, named, used):
+    """They were ignored, and all links counted as alike, without a word."""
+    run, setting = linked("a", *nodes)
+    found = read_tables(tables([run], [setting | {"setting": named}]))
+    assert found.rows[0].nics == ((1.0, 1.0, 2.0, 1.0) if named and used else ())
+    assert ["the column setting does not name nodes that extras has" in caveat for caveat in found.caveats] == [True] * (
+        not used
+    )
+
+
 def test_completion_is_the_engines_time_for_as_many_pushes():
     rows = [replace(row(2, 1, batch, policy="bsp"), all_pushes=20) for batch in (8, 32)]
     still = replace(TRUE, jitter=0.0)
