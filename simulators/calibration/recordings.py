@@ -45,6 +45,9 @@ _NAMED = 4  # workers that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
 _ENDED = 0.05  # share of a segment at its end, in which not all workers push, that is left out
+_UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
+_COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
+_BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
@@ -553,6 +556,13 @@ def _segments(
             f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
             f"push: {', '.join(partly[:_NAMED])}{others}; were workers lost, or do the clocks of machines differ?"
         )
+    drifting = [told for told in map(_drift, found) if told]
+    if len(drifting) > _COMMON * len(found):
+        others = f", and {len(drifting) - _NAMED} more" if len(drifting) > _NAMED else ""
+        caveats.append(
+            f"in {len(drifting)} of {len(found)} settings cycles are not steady: {', '.join(drifting[:_NAMED])}{others}; "
+            "record for longer, or leave out what is not like the rest, such as a slow start"
+        )
     if short := len(seen - more - {setting["segment"] for setting, _ in found}):
         caveats.append(f"{short} settings are left out: they have less than {_FEWEST} iterations of each worker")
     pushing_runs = {*iterations["run"].unique()}
@@ -561,6 +571,23 @@ def _segments(
     if fewer:
         caveats.append(f"in {fewer} settings fewer workers pushed than they have: was one lost, or is it not recorded?")
     return found
+
+
+def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> str:
+    """How the first third of a segment's cycles, without the warm-up, differs from the second half; "" where it does not,
+    by more than how the second half varies explains (Geweke 1992, Evaluating the accuracy of sampling-based approaches)."""
+    setting, pushes = segment
+    cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
+    early, late = cycles[: len(cycles) // 3], cycles[len(cycles) // 2 :]
+    size = math.isqrt(len(late))
+    batches = late[: len(late) // size * size].reshape(-1, size).mean(axis=1) if size else late
+    if setting["branches"] > 1 or len(batches) < _FEWEST or not min(early.mean(), late.mean()) > 0:
+        return ""
+    varies = size * float(batches.var(ddof=1)) / float(late.mean()) ** 2
+    apart = math.log(early.mean() / late.mean())
+    if abs(apart) < max(_UNSTEADY, _BY_CHANCE * math.sqrt(varies * (1 / len(early) + 1 / len(late)))):
+        return ""
+    return f"{setting['run']} from {early.mean():.3g} to {late.mean():.3g} s"
 
 
 def _not_recorded(pushes: pl.DataFrame) -> int:

@@ -651,6 +651,21 @@ def test_only_the_time_in_which_all_workers_push_tells_of_cycles(counts, first, 
     assert [used in caveat for caveat in found.caveats] == [True] * bool(used)
 
 
+@pytest.mark.parametrize(("slow", "said"), [(2.0, True), (1.0, False)])
+def test_cycles_that_get_shorter_for_longer_than_the_warm_up_are_told(slow, said):
+    """A start that is slow for two fifths of the recording: its first fifth alone is left out as a warm-up."""
+    rng = np.random.default_rng(0)
+    cycles = np.where(np.arange(200) < 80, slow, 1.0) * np.exp(0.1 * rng.standard_normal((3, 200)))
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": float(end)}
+        for w, each in enumerate(cycles)
+        for i, end in enumerate(np.cumsum(each))
+    ]
+    pushes.sort(key=lambda push: push["seconds"])
+    found = read_tables(tables([{"run": "a"}], [STEADY | {"run": "a", "workers": 3}], iterations=pushes))
+    assert ["in 1 of 1 settings cycles are not steady: a from " in caveat for caveat in found.caveats] == [True] * said
+
+
 def test_settings_of_few_iterations_and_runs_without_any_are_said_to_be_left_out():
     settings = [STEADY | {"run": run} for run in "abc"]
     pushes = pushing((20, 20)) + pushing((2, 2), run="b")
