@@ -150,6 +150,24 @@ def fit_all(
         form = forms[0]
     if form is not None:
         given = {name: form.put_into(constants) for name, constants in given.items()}
+    fits = _fits(by_workload, given, resamples, without, watch, engine)
+    if choice is not None and choice.plain is not None and not choice.links.has_effect(f.constants for f in fits.values()):
+        # The whole search refuses what the short one of the choice has found.
+        choice = choice.plain
+        given = {name: choice.links.put_into(constants) for name, constants in given.items()}
+        fits = _fits(by_workload, given, resamples, without, watch, engine)
+    return {name: replace(found, choice=choice, rivals=_rivals(name, found, choice)) for name, found in fits.items()}
+
+
+def _fits(
+    by_workload: Mapping[str, Sequence[Row]],
+    given: Mapping[str, Constants],
+    resamples: int,
+    without: Sequence[str],
+    watch: Callable[[str], None],
+    engine: bool,
+) -> dict[str, Fit]:
+    """The fits of all workloads, under one form of sharing links."""
     fits: dict[str, Fit] = {}
     for number, (name, mine) in enumerate(by_workload.items(), 1):
         watch(f"{name}, {len(mine)} rows, workload {number} of {len(by_workload)}")
@@ -166,7 +184,7 @@ def fit_all(
             kept = (*without, *borrowed)
             made = fit(mine, replace(given[name], **borrowed), resamples=resamples, without=kept, engine=engine)
             fits[name] = replace(made, borrowed=borrowed)
-    return {name: replace(found, choice=choice, rivals=_rivals(name, found, choice)) for name, found in fits.items()}
+    return fits
 
 
 def _rivals(workload: str, found: Fit, choice: SharingChoice | None) -> tuple[tuple[float, Constants], ...]:

@@ -9,7 +9,8 @@ clear that is tells a paired t-test over the combinations. Flows to unlike serve
 connections do, unless this test says otherwise: few recordings have many such servers.
 
 Further physics (a switch in the middle, servers of several threads, updates that take longer with more workers) is tried
-beside that, and kept only if it errs less in nearly all weightings of the combinations.
+beside that, and kept only if it errs less in nearly all weightings of the combinations. Where the constant of the physics
+is refused, the form is no other than that without it: it is not tried further.
 
 Forms that are not told apart may all be the right one. How likely each is, a Bayesian bootstrap over the combinations says
 (Rubin 1981; as weights of models, Yao et al. 2018, Using Stacking to Average Bayesian Predictive Distributions): predictions
@@ -78,6 +79,12 @@ class Sharing(NamedTuple):
         """The same without further physics."""
         return Sharing(*self[:3])
 
+    def has_effect(self, fitted: Iterable[Constants]) -> bool:
+        """Whether the further physics changes any time, by the constants that were `fitted` under this form."""
+        fitted = list(fitted)
+        switched = self.switch == "none" or any(math.isfinite(c.switch_bytes_per_second) for c in fitted)
+        return switched and (not self.updates_grow or any(c.apply_growth > 0 and c.apply_seconds > 0 for c in fitted))
+
     def __str__(self) -> str:
         said = [self.discipline, f"control queue {self.control_queue:g}"]
         said += ["flows end together"] if not self.independent_flows else []
@@ -128,6 +135,8 @@ class SharingChoice:
     rivals: tuple[OtherSharing, ...]
     fitted: Mapping[Sharing, Mapping[str, Constants]] = field(default_factory=dict, compare=False, repr=False)
     # The constants of every form, by workload.
+    plain: SharingChoice | None = field(default=None, compare=False, repr=False)
+    # What is chosen without the further physics of `links`; None: it has none.
 
     def undecided(self, workload: str) -> tuple[tuple[float, Constants], ...]:
         """The chance of every form that is not told from the chosen one, and a workload's constants under it."""
@@ -170,22 +179,25 @@ def choose(
     solved = {form: _all_under(form, fitted) for form in forms if form.independent_flows == forms[0].independent_flows}
     found = {form: _costs(of) for form, of in solved.items()}
     least = min(float(of.sum()) for of in found.values())
-    best = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
+    best = plain = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
     other = best._replace(independent_flows=not best.independent_flows)
     if other in forms:
         solved[other] = _all_under(other, fitted)
         found[other] = _costs(solved[other])
         if _worse(found[best] - found[other]):
-            best = other
+            best = plain = other
     elif not any(row.unlike_servers or row.shared or row.snapshot_clocks for row in every):
         more = _promising(_further(found, best), fitted, solved, float(found[best].sum()))
         solved |= more
         found |= {form: _costs(of) for form, of in more.items()}
         surer = [form for form in more if float(np.mean(_weighted(found[best] - found[form]) > 0)) >= _SURE]
-        best = min((best, *surer), key=lambda form: float(found[form].sum()))
+        plain, best = best, min((best, *surer), key=lambda form: float(found[form].sum()))
     count = sum(len(first.residuals) for first in fitted.values())
     constants = {form: {name: of.constants for name, of in mine.items()} for form, mine in solved.items()}
-    return _choice(best, found, count, constants)
+    made = _choice(best, found, count, constants)
+    if best == plain:
+        return made
+    return replace(made, plain=_choice(plain, {f: of for f, of in found.items() if f == f.plain}, count, constants))
 
 
 def _choice(
@@ -226,8 +238,9 @@ def _promising(
     cost: float,
 ) -> dict[Sharing, dict[str, TimesSolution]]:
     """The forms that err less than the best one, by its `cost`, when the closed form is corrected to the engine once; at
-    most `_MOST_FURTHER`. Those that are most alike to the first one come with them."""
-    tried = {form: {name: _glimpse(form, of) for name, of in solved[form.plain].items()} for form in further}
+    most `_MOST_FURTHER`. Those that are most alike to the first one come with them. None is without effect."""
+    glimpsed = {form: {name: _glimpse(form, of) for name, of in solved[form.plain].items()} for form in further}
+    tried = {form: of for form, of in glimpsed.items() if _has_effect(form, of)}
     costs = {form: float(_costs(of).sum()) for form, of in tried.items()}
     better = sorted((form for form in costs if costs[form] < _PROMISING * cost), key=costs.__getitem__)[:_MOST_FURTHER]
     alike = list[Sharing]()
@@ -237,7 +250,12 @@ def _promising(
         if form.switch != "none" and form.discipline in _EVEN:
             alike += [form._replace(discipline=discipline) for discipline in _EVEN]
     made = {form: {name: of.problem.corrected(of, _ROUNDS) for name, of in tried[form].items()} for form in better}
-    return made | {form: _all_under(form, fitted) for form in alike if form not in made}
+    made |= {form: _all_under(form, fitted) for form in alike if form not in made}
+    return {form: of for form, of in made.items() if _has_effect(form, of)}
+
+
+def _has_effect(form: Sharing, solved: Mapping[str, TimesSolution]) -> bool:
+    return form.has_effect(of.constants for of in solved.values())
 
 
 def _glimpse(form: Sharing, plain: TimesSolution) -> TimesSolution:

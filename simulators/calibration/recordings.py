@@ -43,6 +43,11 @@ _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that too
 _AWAKE = Sleeper(0.0, 0.0)
 _NAMED = 4  # workers that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
+_SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
+_ENDED = 0.05  # share of a segment at its end, in which not all workers push, that is left out
+_UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
+_COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
+_BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
 _OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
@@ -108,18 +113,19 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
         raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
     caveats: list[str] = []
     tables = wanted.of_runs(tables)
-    settings = _settings(tables, caveats)
+    settings, left_out = _settings(tables, caveats)
     iterations, progress = tables.get("iterations"), tables.get("progress")
     noise, slow = None, dict[tuple[str, int], Sleeper]()
     if iterations is not None and iterations.height:
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
-        segments = [s for s in _segments(timed, settings, caveats) if wanted.has(s[0])]
+        segments = _segments(timed, settings, left_out, wanted, caveats)
         slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
         rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
     else:
-        rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings))
-        rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(settings)))
-        if not rates.height and (several := settings.filter(pl.col("run").is_duplicated())["run"].n_unique()):
+        rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out))
+        alone = settings.filter(~pl.col("run").is_duplicated(), ~pl.col("run").is_in(left_out["run"].implode()))
+        rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(alone)))
+        if not rates.height and (several := settings["run"].n_unique() - alone.height):
             caveats.append(f"{several} runs with several settings have totals only, and are left out: record progress")
         runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
         if not rates.height and runs.height:
@@ -234,8 +240,9 @@ def with_snapshots(recording: Recording, clocks: int) -> Recording:
     return replace(recording, rows=tuple(map(told, recording.rows)))
 
 
-def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.DataFrame:
-    """The settings of the runs, with each run's workload, without settings that the simulator cannot represent."""
+def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The settings of the runs, with each run's workload, without settings that the simulator cannot represent; and these,
+    which end the settings before them."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
     _check_extras(runs)
@@ -245,7 +252,7 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
             f"{len(slowed)} runs with stragglers are left out: the trace does not say by how much their links were delayed, "
             "or when"
         )
-    given = tables["settings"].unique(maintain_order=True)
+    given = tables["settings"].unique(maintain_order=True).with_row_index("given")
     made = given.filter(pl.col("workers") >= 1, pl.col("servers") >= 1)
     if made.height < given.height:
         missing = given.height - made.height
@@ -269,6 +276,11 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         caveats.append(
             f"{differ} settings have servers on workers' machines: all links are assumed to be the usual one there"
         )
+    if unused := sum(_links_unused(s, nics, usual) for s, nics in zip(settings, nominal, strict=True)):
+        caveats.append(
+            f"in {unused} settings the links of nodes in the run's extras are not used, and all count as alike: the column "
+            'setting does not name nodes that extras has; write {"workers": ["n0", "n1"], "servers": ["n2"]}'
+        )
     if unnamed := made["policy"].null_count():
         caveats.append(f"{unnamed} settings have no policy: they are taken for asp")
     if unsized := sum(not _batch_size(s) for s in settings):
@@ -277,8 +289,19 @@ def _settings(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> pl.Data
         caveats.append(
             f"{inferred} settings do not tell shares of the model: servers are taken to have them as they use processors"
         )
+    left_out = given.filter(~pl.col("given").is_in(made["given"].implode()))
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
-    return made.with_columns(usual_nic=pl.lit(usual, pl.Float64))
+    return made.with_columns(usual_nic=pl.lit(usual, pl.Float64)), left_out
+
+
+def _moments(settings: pl.DataFrame, left_out: pl.DataFrame, **more: str) -> pl.DataFrame:
+    """When settings began, and those that are `left_out`, whose segment is null; `more` are columns by their new names."""
+    names = ("run", "branch", "seconds", "given")
+    both = [
+        settings.select(*names, "segment", **more),
+        left_out.select(*names, pl.lit(None, pl.UInt32).alias("segment"), **more),
+    ]
+    return pl.concat(both).sort("seconds", "given").drop("given")
 
 
 def _modelled(settings: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
@@ -416,6 +439,18 @@ def _unknown_stragglers(extras: Mapping[str, Any]) -> bool:
     return bool(extras.get("n_stragglers")) and (not extras.get("straggler_delay_ms") or bool(extras.get("straggler_freq")))
 
 
+def _links_unused(setting: Mapping[str, Any], nics: Mapping[str, float], usual: float | None) -> bool:
+    """Whether a run's extras tell unlike links of nodes, and the setting does not say whose they are."""
+    if _shared(setting):
+        return False
+    whole = json.loads(setting["setting"]) if setting["setting"] else {}
+    names = {*whole.get("workers", ()), *whole.get("servers", ())}
+    nodes = json.loads(setting["extras"] or "{}").get("nodes", {})
+    delayed = {name for name, node in nodes.items() if node.get("link_delay_seconds")}
+    unlike = not {*nics.values()} <= {usual} and not (names and names <= nics.keys())
+    return unlike or bool(delayed and not names & nodes.keys())
+
+
 def _delays(extras: Mapping[str, Any], names: Sequence[str], workers: int) -> tuple[float, ...]:
     """Seconds that each machine's link was delayed, one way, if the run's extras say so.
 
@@ -470,45 +505,89 @@ def _outside_changes(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> 
 
 
 def _segments(
-    iterations: pl.DataFrame, settings: pl.DataFrame, caveats: list[str]
+    iterations: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame, wanted: Selection, caveats: list[str]
 ) -> list[tuple[dict[str, Any], pl.DataFrame]]:
     """The pushes split into segments at every reconfiguration, failed ones too: whole cycles of all workers, without the
-    warm-up. Each segment comes with its setting. Those with more workers than their setting are left out."""
-    known = settings.select("run", "branch", "seconds", "segment").sort("seconds")
+    warm-up. Each segment comes with its setting, which is `wanted`. Those with more workers than their setting are left
+    out."""
+    known = _moments(settings, left_out)
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
     described = {s["segment"]: s for s in settings.to_dicts()}
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
-    found, more, fewer, gaps = [], 0, 0, list[float]()
+    found, seen, more, fewer, gaps, partly = [], set[int](), set[int](), 0, list[float](), list[str]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
     for (segment, _), pushes in apart:
         setting = described[segment]
+        if not wanted.has(setting):
+            continue
+        seen.add(segment)
+        alone = branches[setting["run"]] == 1
+        if alone:
+            pushes, told = _while_all_push(setting["run"], pushes)
+            partly += [told] if told else []
         each = max(setting["workers"], 1)
         cycles = pushes.height // each
         pushing = pushes["worker"].n_unique()
         fewer += pushing < each and cycles >= _FEWEST
-        more += pushing > each
+        more |= {segment} if pushing > each else set()
         if cycles >= _FEWEST and pushing <= each:
             first = max(1, int(_WARM_UP * cycles)) * each
             kept = pushes.slice(first - 1, (cycles * each) - first + 1)  # with the push before, whose time is the start
-            alone = branches[setting["run"]] == 1
             absent, lacking = (_not_recorded(part) if alone else 0 for part in (pushes, kept.slice(1)))
             gaps += [absent / (pushes.height + absent)] if absent else []
             whole = {"all_pushes": pushes.height + absent, "lacking": lacking, "branches": branches[setting["run"]]}
             whole["all_seconds"] = float(pushes["seconds"][-1] - pushes["seconds"][0])
             found.append((setting | whole, kept))
     if more:
-        caveats.append(f"{more} settings are left out: more workers pushed than they have; record the change of the setting")
+        caveats.append(
+            f"{len(more)} settings are left out: more workers pushed than they have; record the change of the setting"
+        )
     if gaps:
         caveats.append(
             f"in {len(gaps)} settings some iterations have no row, {median(gaps):.1%} in the median, by the numbers of the "
             "others: cycles are counted with them"
         )
+    if partly:
+        others = f", and {len(partly) - _NAMED} more" if len(partly) > _NAMED else ""
+        caveats.append(
+            f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
+            f"push: {', '.join(partly[:_NAMED])}{others}; were workers lost, or do the clocks of machines differ?"
+        )
+    drifting = [told for told in map(_drift, found) if told]
+    if len(drifting) > _COMMON * len(found):
+        others = f", and {len(drifting) - _NAMED} more" if len(drifting) > _NAMED else ""
+        caveats.append(
+            f"in {len(drifting)} of {len(found)} settings cycles are not steady: {', '.join(drifting[:_NAMED])}{others}; "
+            "record for longer, or leave out what is not like the rest, such as a slow start"
+        )
+    if short := len(seen - more - {setting["segment"] for setting, _ in found}):
+        caveats.append(f"{short} settings are left out: they have less than {_FEWEST} iterations of each worker")
+    pushing_runs = {*iterations["run"].unique()}
+    if silent := len({s["run"] for s in described.values() if wanted.has(s)} - pushing_runs):
+        caveats.append(f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone")
     if fewer:
         caveats.append(f"in {fewer} settings fewer workers pushed than they have: was one lost, or is it not recorded?")
     return found
+
+
+def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> str:
+    """How the first third of a segment's cycles, without the warm-up, differs from the second half; "" where it does not,
+    by more than how the second half varies explains (Geweke 1992, Evaluating the accuracy of sampling-based approaches)."""
+    setting, pushes = segment
+    cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
+    early, late = cycles[: len(cycles) // 3], cycles[len(cycles) // 2 :]
+    size = math.isqrt(len(late))
+    batches = late[: len(late) // size * size].reshape(-1, size).mean(axis=1) if size else late
+    if setting["branches"] > 1 or len(batches) < _FEWEST or not min(early.mean(), late.mean()) > 0:
+        return ""
+    varies = size * float(batches.var(ddof=1)) / float(late.mean()) ** 2
+    apart = math.log(early.mean() / late.mean())
+    if abs(apart) < max(_UNSTEADY, _BY_CHANCE * math.sqrt(varies * (1 / len(early) + 1 / len(late)))):
+        return ""
+    return f"{setting['run']} from {early.mean():.3g} to {late.mean():.3g} s"
 
 
 def _not_recorded(pushes: pl.DataFrame) -> int:
@@ -521,6 +600,42 @@ def _not_recorded(pushes: pl.DataFrame) -> int:
     return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
 
 
+def _while_all_push(run: str, pushes: pl.DataFrame) -> tuple[pl.DataFrame, str]:
+    """The pushes from when all workers have begun to push until the first one ends, and whom that is said of; "" where all
+    push in the whole time.
+
+    A worker has ended, or not begun, where it is silent for far longer than between any two of its pushes: it was lost, or
+    has done as many mini-batches as each was to do. What begins late is left out with the warm-up.
+    """
+    begin, end = pushes["seconds"][0], pushes["seconds"][-1]
+    each = pushes.group_by("worker", maintain_order=True).agg(
+        pl.col("seconds").first().alias("first"),
+        pl.col("seconds").last().alias("last"),
+        apart=_SILENT * pl.col("seconds").diff().max(),
+    )
+    late = each.filter(pl.col("first") - begin > pl.max_horizontal("apart", _WARM_UP * (end - begin)))
+    ended = each.filter(end - pl.col("last") > pl.max_horizontal("apart", _ENDED * (end - begin)))
+    if not late.height and not ended.height:
+        return pushes, ""
+    low, high = max([begin, *late["first"]]), min([end, *ended["last"]])
+    kept = pushes.filter(pl.col("seconds").is_between(low, high))
+    return kept, f"{run} from {low - begin:.3g} to {high - begin:.3g} of {end - begin:.3g} s"
+
+
+def _cycle_by_clocks(pushes: pl.DataFrame) -> float | None:
+    """The mean cycle of workers some of whose pushes have no row: by the time from the first to the last push of each, and
+    the clocks between them. None where a worker has less than two.
+
+    Rows may also be missing before the first and after the last: a count of all pushes would lack these.
+    """
+    each = pushes.group_by("worker", maintain_order=True).agg(
+        took=pl.col("seconds").last() - pl.col("seconds").first(), done=pl.col("clock").last() - pl.col("clock").first()
+    )
+    if (each["took"] <= 0).any() or (each["done"] <= 0).any():
+        return None
+    return each.height / float((each["done"] / each["took"]).sum())
+
+
 def _rows_of_iterations(
     segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tuple[str, int], Sleeper]
 ) -> Iterator[Row]:
@@ -530,6 +645,8 @@ def _rows_of_iterations(
         seconds = float(with_first["seconds"][-1] - with_first["seconds"][0])
         count = pushes.height + setting["lacking"]
         cycle = setting["workers"] * seconds / count
+        if setting["lacking"] and pushes["worker"].n_unique() == setting["workers"]:
+            cycle = _cycle_by_clocks(with_first) or cycle
         if setting["branches"] > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
             by_worker = pushes.group_by("worker").agg(pl.sum_horizontal(_PARTS).mean().alias("cycle"))["cycle"].to_numpy()
             cycle = len(by_worker) / float((1 / by_worker).sum())
@@ -609,14 +726,14 @@ def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tu
 # ---------------------------------------------------------------------------------------------- progress, and whole runs
 
 
-def _rates(progress: pl.DataFrame, settings: pl.DataFrame) -> pl.DataFrame:
+def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame) -> pl.DataFrame:
     """Steps and seconds under each setting, summed over the intervals between two records under the same setting.
 
     An interval counts as a pause or switch, and is left out, if a step takes over three times the median; in asynchronous
     runs only if the interval is also longer than a minute, or has several mini-batches of every worker: the time of a single
     push varies that much.
     """
-    known = settings.select("run", "branch", "seconds", "segment", mode="policy", crew="workers").sort("seconds")
+    known = _moments(settings, left_out, mode="policy", crew="workers")
     steps = progress.filter(pl.col("seconds").is_not_null(), pl.col("steps").is_not_null())
     if steps["training_loss"].null_count() < steps.height:
         # Rows of a validation alone follow a pause.
@@ -645,9 +762,7 @@ def _rows_of_progress(rates: pl.DataFrame) -> Iterator[Row]:
 
 def _rows_of_runs(tables: Mapping[str, pl.DataFrame], settings: pl.DataFrame) -> Iterator[Row]:
     runs = tables["runs"].drop("workload", "extras").rename({"seconds": "run_seconds"})
-    joined = settings.unique("run", keep="none", maintain_order=True).join(
-        runs, on="run", how="inner", maintain_order="left"
-    )
+    joined = settings.join(runs, on="run", how="inner", maintain_order="left")
     for made in joined.to_dicts():
         seconds = made["run_seconds"] or made["trimmed_seconds"]
         row = _row(made, 0.0, pushes=made["steps"] or 0)

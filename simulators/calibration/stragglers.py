@@ -23,6 +23,8 @@ _LONGER = 0.05  # a sleep is at least this share of the time that others take
 _APART = 1.5  # times of mini-batches of several sizes differ by this factor at least
 _CLEARLY = 4.0  # ratio of squared errors from which mini-batches of several sizes tell a sleep from a slower machine
 _FEWEST = 20  # mini-batches
+_CHANCE = 4.0  # standard errors, by which the slowest of many equal workers hardly ever takes longer than the usual one
+_OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 
 
 class Sleeper(NamedTuple):
@@ -100,16 +102,18 @@ def _pairs(worker: int, segments: Sequence[_Segment], among: AbstractSet[int], q
 
 
 def _sleep(pairs: Sequence[_Pair]) -> Sleeper | None:
-    """What a worker takes longer than the usual one, as a sleep; None if that is little."""
+    """What a worker takes longer than the usual one, as a sleep; None if that is little, or may be chance."""
     times = [own.times for own, _ in pairs]
     if sum(times) < _FEWEST:
         return None
+    errors = [own.deviation**2 / own.times + usual.deviation**2 / usual.times for own, usual in pairs]
+    by_chance = _CHANCE * _OF_MEDIAN * math.sqrt(np.square(times) @ errors) / sum(times)
     longer = float(np.average([own.median - usual.median for own, usual in pairs], weights=times))
     variance = float(np.average([own.deviation**2 - usual.deviation**2 for own, usual in pairs], weights=times))
     deviation = math.sqrt(max(variance, 0.0))
     # One that varies by more than it takes longer is held up now and then, not in every mini-batch.
     least = max(_LONGER * float(np.average([usual.median for _, usual in pairs], weights=times)), deviation)
-    return Sleeper(longer, deviation) if longer >= least else None
+    return Sleeper(longer, deviation) if longer >= max(least, by_chance) else None
 
 
 def _sleeps(pairs: Sequence[_Pair]) -> bool:

@@ -21,6 +21,7 @@ from simulators.calibration.fit import Constants, Row, closed_form_cycles, compl
 from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables, with_snapshots
+from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
@@ -616,6 +617,89 @@ def test_iterations_without_a_row_are_counted_by_the_numbers_of_the_others():
     assert not whole.caveats
 
 
+def test_lost_rows_before_the_first_and_after_the_last_are_no_longer_cycles():
+    """Two workers push once per second each. Of one, rows are lost in the middle and at the end."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
+    every = [{"run": "a", "worker": w, "clock": i, "seconds": i + 0.5 * w} for i in range(20) for w in range(2)]
+    kept = [p for p in every if not (p["worker"] and p["clock"] in (9, 10, 18, 19))]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=kept))
+    assert found.rows[0].cycle_seconds == pytest.approx(1.0)
+
+
+STEADY = {"seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}
+
+
+def pushing(counts, run="a", since=0.0, cycle=1.0, first=(0.0, 0.0)):
+    """Pushes of workers, so many of each, that take a `cycle` each; worker w begins at `first[w]`."""
+    made = [
+        {"run": run, "worker": w, "clock": i, "seconds": since + first[w] + cycle * (i + 1 - 0.3 * w)}
+        for w, count in enumerate(counts)
+        for i in range(count)
+    ]
+    return sorted(made, key=lambda push: push["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "first", "used"),
+    [((50, 20), (0.0, 0.0), "from 0 to 19"), ((50, 50), (0.0, 20.0), "from 19.7 to 49 of 68.7"), ((50, 49), (0.0, 0.0), "")],
+    ids=["lost", "another clock", "all"],
+)
+def test_only_the_time_in_which_all_workers_push_tells_of_cycles(counts, first, used):
+    """A worker that was lost halfway, or whose machine has another clock, made cycles 1.4 times as long, without a word."""
+    found = read_tables(tables([{"run": "a"}], [STEADY | {"run": "a"}], iterations=pushing(counts, first=first)))
+    assert found.rows[0].cycle_seconds == pytest.approx(1.0, rel=0.02)
+    assert [used in caveat for caveat in found.caveats] == [True] * bool(used)
+
+
+@pytest.mark.parametrize(("slow", "said"), [(2.0, True), (1.0, False)])
+def test_cycles_that_get_shorter_for_longer_than_the_warm_up_are_told(slow, said):
+    """A start that is slow for two fifths of the recording: its first fifth alone is left out as a warm-up."""
+    rng = np.random.default_rng(0)
+    cycles = np.where(np.arange(200) < 80, slow, 1.0) * np.exp(0.1 * rng.standard_normal((3, 200)))
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": float(end)}
+        for w, each in enumerate(cycles)
+        for i, end in enumerate(np.cumsum(each))
+    ]
+    pushes.sort(key=lambda push: push["seconds"])
+    found = read_tables(tables([{"run": "a"}], [STEADY | {"run": "a", "workers": 3}], iterations=pushes))
+    assert ["in 1 of 1 settings cycles are not steady: a from " in caveat for caveat in found.caveats] == [True] * said
+
+
+def test_settings_of_few_iterations_and_runs_without_any_are_said_to_be_left_out():
+    settings = [STEADY | {"run": run} for run in "abc"]
+    pushes = pushing((20, 20)) + pushing((2, 2), run="b")
+    found = read_tables(tables([{"run": run} for run in "abc"], settings, iterations=pushes))
+    assert [row.run for row in found.rows] == ["a"]
+    assert found.caveats == (
+        "1 settings are left out: they have less than 3 iterations of each worker",
+        "1 runs are left out: they have no iterations, and others have; calibrate to them alone",
+    )
+
+
+@pytest.mark.parametrize("strange", [{"policy": "ring"}, {"options": '{"local_steps": 4}'}, {"servers": 0}])
+@pytest.mark.parametrize("recorded", ["iterations", "progress"])
+def test_what_was_recorded_under_a_setting_that_is_left_out_is_none_of_the_one_before(strange, recorded):
+    """Its cycles are three times as long, and counted as those of the setting before."""
+    settings = [STEADY | {"run": "a", "seconds": at} | more for at, more in ((0.0, {}), (40.0, strange), (160.0, {}))]
+    pushes = pushing((40, 40)) + pushing((40, 40), since=40.0, cycle=3.0) + pushing((40, 40), since=160.0)
+    progress = [{"run": "a", "seconds": push["seconds"], "steps": i} for i, push in enumerate(pushes)]
+    told = {"iterations": pushes} if recorded == "iterations" else {"progress": progress}
+    found = read_tables(tables([{"run": "a"}], settings, **told))
+    assert [row.cycle_seconds for row in found.rows] == pytest.approx([1.0, 1.0], rel=0.03)
+
+
+@pytest.mark.parametrize("wanted", [EVERYTHING, Selection(workers=(2, 2))])
+def test_totals_of_several_settings_are_of_none_of_them(wanted):
+    """Neither where only one of them can be simulated, nor where only one is selected."""
+    more = {"policy": "ring"} if wanted == EVERYTHING else {"workers": 3}
+    settings = [STEADY | {"run": "a"}, STEADY | {"run": "a", "seconds": 5.0} | more, STEADY | {"run": "b"}]
+    runs = [{"run": run, "seconds": 10.0, "steps": 10} for run in "ab"]
+    found = read_tables(tables(runs, settings), wanted=wanted)
+    assert [row.run for row in found.rows] == ["b"]
+    assert "1 runs with several settings have totals only, and are left out: record progress" in found.caveats
+
+
 def test_pushes_may_have_durations_only():
     """Each worker's follow each other: one of .5 s and one of 1 s complete three pushes per second."""
     settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
@@ -974,6 +1058,26 @@ def test_links_that_are_not_used_give_a_caveat():
     assert [r.nics for r in found.rows] == [(), ()]
     (caveat,) = found.caveats
     assert caveat.startswith("1 settings have servers on workers' machines: all links")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "named", "used"),
+    [
+        ([1e6, 1e6, 2e6, 1e6], None, False),
+        ([1e6, 1e6, 2e6], '{"workers": ["n0", "n1", "n2"], "servers": ["n3"]}', False),
+        ([1e6, 1e6, 2e6, 1e6], '{"workers": ["n0", "n1", "n2"], "servers": ["n3"]}', True),
+        ([1e6, 1e6, 1e6, 1e6], None, True),
+    ],
+    ids=["no names", "another name", "names", "alike"],
+)
+def test_links_whose_machine_is_not_known_give_a_caveat(nodes, named, used):
+    """They were ignored, and all links counted as alike, without a word."""
+    run, setting = linked("a", *nodes)
+    found = read_tables(tables([run], [setting | {"setting": named}]))
+    assert found.rows[0].nics == ((1.0, 1.0, 2.0, 1.0) if named and used else ())
+    assert ["the column setting does not name nodes that extras has" in caveat for caveat in found.caveats] == [True] * (
+        not used
+    )
 
 
 def test_completion_is_the_engines_time_for_as_many_pushes():

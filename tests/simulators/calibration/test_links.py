@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
 from harness.calibrating import GivenConstants
-from simulators.calibration import closed_form, model
+from simulators.calibration import closed_form, fit, links, model
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import fit_all
 from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose, told_apart
 from simulators.calibration.model import Constants, Row, simulated
+from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording
 from tests.support.marks import slow
 
@@ -130,6 +132,27 @@ def test_nothing_is_chosen_where_leaving_out_the_only_combination_leaves_nothing
     first = recorded(FORMS[0])[0]
     one = [replace(first, run=f"r{i}", cycle_seconds=(1 + i / 100) * first.cycle_seconds) for i in range(3)]
     assert choose({"toy": one}, GIVEN, FORMS) is None
+
+
+def test_further_physics_whose_constant_is_refused_is_no_form(monkeypatch):
+    """Such a form simulates what the form without it does, and was chosen where its fit happened to be nearer."""
+    monkeypatch.setattr(links, "_PROMISING", 1e9)
+    monkeypatch.setattr(links, "_MOST_FURTHER", 9)
+    made = choose({"toy": recorded(FORMS[0])}, GIVEN, FORMS[:1])
+    assert made.links.has_effect(made.fitted[made.links].values())
+    assert all(rival.links.has_effect(made.fitted[rival.links].values()) for rival in made.rivals)
+
+
+def test_a_fit_that_refuses_the_chosen_physics_is_without_it(monkeypatch):
+    switch, plain = Sharing(switch="each way"), SharingChoice(Sharing(), 0.03, ())
+    monkeypatch.setattr(fit, "choose", lambda *_: SharingChoice(switch, 0.02, (), plain=plain))
+    rows = recorded(FORMS[0])
+    found = fit_all(rows, GIVEN, links=FORMS, resamples=0)
+    assert "switch_bytes_per_second" not in found["toy"].intervals
+    assert found["toy"].choice == plain
+    assert Sharing.of(found["toy"].constants) == Sharing()
+    told = tomllib.loads(to_toml(found, Recording(tuple(rows), None, (), (), (), ()), Provenance(*"abcdef")))
+    assert told["scenario"]["toy"]["cluster"] == {"discipline": "maxmin", "independent_flows": True, "latency_seconds": 0.0}
 
 
 def both(*forms):

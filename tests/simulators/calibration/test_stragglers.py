@@ -107,6 +107,18 @@ def test_workers_are_compared_with_those_that_have_as_large_mini_batches():
     assert sleepers(segments, [(8, 8, 8, 16), (8, 8, 8)]).keys() == {("a", 2)}
 
 
+def test_chance_makes_no_sleeper_of_equal_workers():
+    """The slowest of sixteen with twenty to forty mini-batches each takes 10 to 20 % longer than the usual one by chance: in
+    one recording of six it was said to sleep."""
+    rng = np.random.default_rng(0)
+    times = [(0.05 * np.exp(0.3 * rng.standard_normal((16, 20 * (1 + i % 2))))) for i in range(60)]
+    frames = [
+        pl.DataFrame([{"worker": w, "compute_seconds": x} for w, of in enumerate(each) for x in of.tolist()])
+        for each in times
+    ]
+    assert sum(bool(sleepers([({"run": "a"}, frame)])) for frame in frames) <= 2
+
+
 def test_a_worker_that_was_never_seen_beside_a_steady_one_is_compared_with_nobody():
     segments = [
         ({"run": "a"}, pl.DataFrame({"worker": [w] * CYCLES, "compute_seconds": seconds}))
@@ -126,7 +138,7 @@ def test_rows_have_the_sleeps_apart_from_speeds_and_noise():
     assert row.compute_seconds > 0.05  # as recorded, with sleeps
     assert found.noise.jitter == pytest.approx(0.1, rel=0.1)
     assert found.noise.sleeps is None
-    assert "worker 1 of a 0.0" in found.caveats[0]
+    assert any("worker 1 of a 0.0" in caveat for caveat in found.caveats)
     assert with_speeds([row])[0].sleeps == row.sleeps
     assert replace(row, cycle_seconds=0.1).unlike == {"speeds"}
 
