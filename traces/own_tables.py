@@ -59,9 +59,13 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
     row and column, for what is no such table.
     """
     files = _table_files(path)
-    for other in set(path.iterdir() if path.is_dir() else ()) - set(files):
-        if other.stem in TRACE:
-            raise fault(other, f"it would be left out: write the table as CSV or as JSON lines, {other.stem}.csv or .jsonl.")
+    for other in sorted(set(path.iterdir() if path.is_dir() else ()) - set(files)):
+        name = other.name.split(".")[0]  # as of iterations.csv.gz
+        if name in TRACE:
+            raise fault(other, f"it would be left out: write the table as CSV or as JSON lines, {name}.csv or .jsonl.")
+        if below := [file for file in _table_files(other) if other.is_dir() and file.stem in TRACE]:
+            said = "it would be left out: put every table into the folder itself, with a column run where there are several."
+            raise fault(below[0], said)
     run = (path if path.is_dir() else path.parent).absolute().name
     tables: dict[str, pl.DataFrame] = {}
     for file in files:

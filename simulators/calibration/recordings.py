@@ -510,11 +510,17 @@ def _segments(
     """The pushes split into segments at every reconfiguration, failed ones too: whole cycles of all workers, without the
     warm-up. Each segment comes with its setting, which is `wanted`. Those with more workers than their setting are left
     out."""
-    known = _moments(settings, left_out)
+    known = _moments(settings, left_out).with_columns(begun=True)
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
     )
     described = {s["segment"]: s for s in settings.to_dicts()}
+    chosen = [s["run"] for s in described.values() if wanted.has(s)]
+    if early := joined.filter(pl.col("begun").is_null(), pl.col("run").is_in(chosen)).height:
+        caveats.append(
+            f"{early} iterations before the first setting of their run are left out: give the first setting second 0, and "
+            "times of both tables from the same moment"
+        )
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     found, seen, more, fewer, gaps, partly = [], set[int](), set[int](), 0, list[float](), list[str]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.

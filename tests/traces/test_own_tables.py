@@ -129,6 +129,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"settings_csv": SETTINGS, "runs_json": '[{"run": "a"}]'},
             "it would be left out: write the table as CSV or as JSON lines, runs.csv or .jsonl.",
         ),
+        (
+            {"settings_csv": SETTINGS, "iterations_csv_gz": "packed"},
+            "iterations.csv.gz: it would be left out: write the table as CSV or as JSON lines, iterations.csv or .jsonl.",
+        ),
         ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
         (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,0.25\n\n2,0,1"},
@@ -149,6 +153,16 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
         converted(tmp_path, **files)
     assert said in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_table_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None:
+    """It was left out without a word, and calibration used what else there was. Other folders may be there."""
+    for name, file in (("notes", "ideas.csv"), ("host1", "iterations.csv")):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / file).write_text(ITERATIONS)
+    (tmp_path / "mine" / "settings.csv").write_text(SETTINGS)
+    with pytest.raises(TraceError, match=r"host1/iterations.csv: it would be left out: put every table into the folder"):
+        from_tables(tmp_path / "mine", tmp_path / "trace", made_by="test")
 
 
 def test_durations_that_are_negative_by_rounding_are_zero(tmp_path: Path) -> None:

@@ -651,6 +651,13 @@ def test_only_the_time_in_which_all_workers_push_tells_of_cycles(counts, first, 
     assert [used in caveat for caveat in found.caveats] == [True] * bool(used)
 
 
+@pytest.mark.parametrize(("at", "said"), [(10.0, "19 iterations before the first setting of their run"), (0.0, "")])
+def test_iterations_before_the_first_setting_are_told(at, said):
+    settings = [STEADY | {"run": "a", "seconds": at}, STEADY | {"run": "b"}]
+    found = read_tables(tables([{"run": "a"}, {"run": "b"}], settings, iterations=pushing((30, 30)) + pushing((9, 9), "b")))
+    assert [said in caveat for caveat in found.caveats] == [True] * bool(said)
+
+
 @pytest.mark.parametrize(("slow", "said"), [(2.0, True), (1.0, False)])
 def test_cycles_that_get_shorter_for_longer_than_the_warm_up_are_told(slow, said):
     """A start that is slow for two fifths of the recording: its first fifth alone is left out as a warm-up."""
