@@ -47,6 +47,7 @@ _FEW_EVALUATIONS = 20  # of the search that finds that out
 _OF_FURTHER = ("service_bytes_per_second", "switch_bytes_per_second", "apply_growth")
 _THREADS = (2, 4)  # of servers, that are tried
 _WEIGHINGS = 4000  # of the bootstrap
+_NARROW = 0.95  # of what links carry together, that a switch must carry less than: more is within the errors of a fit
 _HARDLY = 0.01  # chance below which a form takes no part in predictions
 _EVEN: tuple[Discipline, ...] = ("maxmin", "uneven")  # disciplines that share links among all transfers
 QUEUES = ("fifo", "serial")  # disciplines that serve in the order of arrival
@@ -255,7 +256,24 @@ def _promising(
 
 
 def _has_effect(form: Sharing, solved: Mapping[str, TimesSolution]) -> bool:
+    """Whether the further physics changes any time; a switch, that it is narrower than the links of some fitted row."""
+    if form.switch != "none" and not any(_narrower(of.constants, of.problem.rows) for of in solved.values()):
+        return False
     return form.has_effect(of.constants for of in solved.values())
+
+
+def _narrower(constants: Constants, rows: Iterable[Row]) -> bool:
+    """Whether the switch carries clearly less than the links of some row do together.
+
+    Elsewhere it limits nothing: its rate only imitates what the form lacks, and would limit larger clusters.
+    """
+    ways = 2 if constants.switch == "both ways" else 1
+    link = min(constants.nic_bytes_per_second, constants.service_bytes_per_second)
+    most = 0.0
+    for row in rows:
+        each = row.nics or (1.0,) * (row.workers + row.servers)
+        most = max(most, min(sum(each[: row.workers]), sum(each[row.workers :])))
+    return constants.switch_bytes_per_second < _NARROW * ways * link * most
 
 
 def _glimpse(form: Sharing, plain: TimesSolution) -> TimesSolution:

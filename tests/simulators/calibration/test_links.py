@@ -39,13 +39,13 @@ def short(monkeypatch):
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 
 
-def recorded(links, shares=(), grid=GRID):
+def recorded(links, shares=(), grid=GRID, true=TRUE):
     """A recording of a job whose links are shared so, by two servers with these `shares` of the model."""
     made = []
     for i, (policy, workers, servers) in enumerate(grid):
         row = Row("run", "toy", workers, servers, 1.0, (16, 48)[i % 2 ^ i // 2 % 2], policy=policy, machines=7)
         row = replace(row, model_shares=shares if servers == 2 else ())
-        spans = simulated(links.put_into(TRUE), row).spans
+        spans = simulated(links.put_into(true), row).spans
         parts = {f"{name}_seconds": float(getattr(spans, name)) for name in ("compute", "pull", "push", "cycle")}
         made.append(replace(row, pushes=100, **parts))
     return made
@@ -141,6 +141,17 @@ def test_further_physics_whose_constant_is_refused_is_no_form(monkeypatch):
     made = choose({"toy": recorded(FORMS[0])}, GIVEN, FORMS[:1])
     assert made.links.has_effect(made.fitted[made.links].values())
     assert all(rival.links.has_effect(made.fitted[rival.links].values()) for rival in made.rivals)
+
+
+@pytest.mark.parametrize(("rate", "narrow"), [(1.2e6, True), (1.93e6, False)])
+def test_a_switch_that_carries_as_much_as_all_links_is_no_form(rate, narrow, monkeypatch):
+    """Two servers have links of 1 MB/s each: what is within errors of their sum would only limit larger clusters."""
+    monkeypatch.setattr(links, "_PROMISING", 1e9)
+    form = Sharing(switch="each way")
+    true = replace(TRUE, model_bytes=2e5, switch_bytes_per_second=rate)
+    monkeypatch.setattr(links, "_further", lambda *_: [form])
+    made = choose({"toy": recorded(form, true=true)}, {"toy": replace(GIVEN["toy"], model_bytes=2e5)}, FORMS[:1])
+    assert (form in made.fitted) == narrow
 
 
 def test_a_fit_that_refuses_the_chosen_physics_is_without_it(monkeypatch):
