@@ -21,6 +21,7 @@ from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
 from simulators.calibration.discrepancy import Discrepancy, positions
 from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plants, simulated
+from simulators.calibration.stragglers import ERROR_OF_MEDIAN
 
 __all__ = [
     "LEAST_NOISE",
@@ -389,7 +390,7 @@ def _medians(logs: NDArray[np.float64]) -> list[float]:
 def _standard_error(logs: NDArray[np.float64]) -> float:
     """Standard error of the median, from the median absolute deviation; 0 for one value."""
     distance = float(np.median(np.abs(logs - np.median(logs))))
-    return 1.4826 * 1.2533 * distance / math.sqrt(len(logs))
+    return 1.4826 * ERROR_OF_MEDIAN * distance / math.sqrt(len(logs))
 
 
 def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArray[np.float64]:

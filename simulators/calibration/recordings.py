@@ -21,7 +21,7 @@ import polars as pl
 from simulators.calibration.model import Row, WorkerTime, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
-from simulators.calibration.stragglers import Sleeper, sleepers
+from simulators.calibration.stragglers import ERROR_OF_MEDIAN, Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
 from traces.schema import setting_from
 from tuners.actions import Setting
@@ -41,14 +41,13 @@ _FAR = 4.0  # a time beyond so many standard deviations of the logarithm is a sl
 _RARE = 0.002  # a smaller share of such times is ignored
 _NO_RATES = {"trimtuner-tf-ps": "its counts of iterations are not those that took its seconds"}
 _AWAKE = Sleeper(0.0, 0.0)
-_NAMED = 4  # workers that a note names, at most
+_NAMED = 4  # workers or settings that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
 _ENDED = 0.05  # share of a segment at its end, in which not all workers push, that is left out
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
 _COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
 _BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
-_OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
     "node_steps": [],
@@ -155,12 +154,17 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
 
 def _sleeps_told(slow: Mapping[tuple[str, int], Sleeper]) -> str:
     """Which workers sleep in every mini-batch, for how long, and how a scenario has them."""
-    first = [f"worker {worker} of {run} {s.mean_seconds:.3g} s" for (run, worker), s in list(slow.items())[:_NAMED]]
-    more = f", and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
+    each = [f"worker {worker} of {run} {s.mean_seconds:.3g} s" for (run, worker), s in slow.items()]
     return (
-        f"workers that take longer by a time of their own, not a factor: {', '.join(first)}{more}; predictions have them, "
+        f"workers that take longer by a time of their own, not a factor: {_first_of(each)}; predictions have them, "
         "and a scenario has them as [conditions.stragglers]"
     )
+
+
+def _first_of(told: Sequence[str]) -> str:
+    """The first of what a note names, and how many more there are."""
+    more = f", and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return ", ".join(told[:_NAMED]) + more
 
 
 def _check_units(rows: Sequence[Row]) -> None:
@@ -557,16 +561,14 @@ def _segments(
             "others: cycles are counted with them"
         )
     if partly:
-        others = f", and {len(partly) - _NAMED} more" if len(partly) > _NAMED else ""
         caveats.append(
             f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
-            f"push: {', '.join(partly[:_NAMED])}{others}; were workers lost, or do the clocks of machines differ?"
+            f"push: {_first_of(partly)}; were workers lost, or do the clocks of machines differ?"
         )
     drifting = [told for told in map(_drift, found) if told]
     if len(drifting) > _COMMON * len(found):
-        others = f", and {len(drifting) - _NAMED} more" if len(drifting) > _NAMED else ""
         caveats.append(
-            f"in {len(drifting)} of {len(found)} settings cycles are not steady: {', '.join(drifting[:_NAMED])}{others}; "
+            f"in {len(drifting)} of {len(found)} settings cycles are not steady: {_first_of(drifting)}; "
             "record for longer, or leave out what is not like the rest, such as a slow start"
         )
     if short := len(seen - more - {setting["segment"] for setting, _ in found}):
@@ -607,8 +609,8 @@ def _not_recorded(pushes: pl.DataFrame) -> int:
 
 
 def _while_all_push(run: str, pushes: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """The pushes from when all workers have begun to push until the first one ends, and whom that is said of; "" where all
-    push in the whole time.
+    """The pushes from when all workers have begun to push until the first one ends; and of which run and seconds these are,
+    in words, or "" where all push in the whole time.
 
     A worker has ended, or not begun, where it is silent for far longer than between any two of its pushes: it was lost, or
     has done as many mini-batches as each was to do. What begins late is left out with the warm-up.
@@ -700,7 +702,7 @@ def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:
     usual = float(np.median(list(varies.values()))) if varies else 0.0
     return [
         WorkerTime(
-            worker, float(middle), _OF_MEDIAN * float(middle) * max(varies[worker], usual) / math.sqrt(counts[worker])
+            worker, float(middle), ERROR_OF_MEDIAN * float(middle) * max(varies[worker], usual) / math.sqrt(counts[worker])
         )
         for worker, (_, middle, _) in seen.items()
     ]

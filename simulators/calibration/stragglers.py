@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-__all__ = ["Sleeper", "sleepers"]
+__all__ = ["ERROR_OF_MEDIAN", "Sleeper", "sleepers"]
+
+ERROR_OF_MEDIAN = 1.2533
+"""Standard error of the median over that of the mean, of normal values."""
 
 _VARIES = 2.0  # mini-batches that vary so many times as much as a slower machine's do not come from one
 _LONGER = 0.05  # a sleep is at least this share of the time that others take
@@ -24,7 +27,6 @@ _APART = 1.5  # times of mini-batches of several sizes differ by this factor at 
 _CLEARLY = 4.0  # ratio of squared errors from which mini-batches of several sizes tell a sleep from a slower machine
 _FEWEST = 20  # mini-batches
 _CHANCE = 4.0  # standard errors, by which the slowest of many equal workers hardly ever takes longer than the usual one
-_OF_MEDIAN = 1.2533  # standard error of the median over that of the mean, of normal values
 
 
 class Sleeper(NamedTuple):
@@ -107,7 +109,7 @@ def _sleep(pairs: Sequence[_Pair]) -> Sleeper | None:
     if sum(times) < _FEWEST:
         return None
     errors = [own.deviation**2 / own.times + usual.deviation**2 / usual.times for own, usual in pairs]
-    by_chance = _CHANCE * _OF_MEDIAN * math.sqrt(np.square(times) @ errors) / sum(times)
+    by_chance = _CHANCE * ERROR_OF_MEDIAN * math.sqrt(np.square(times) @ errors) / sum(times)
     longer = float(np.average([own.median - usual.median for own, usual in pairs], weights=times))
     variance = float(np.average([own.deviation**2 - usual.deviation**2 for own, usual in pairs], weights=times))
     deviation = math.sqrt(max(variance, 0.0))
