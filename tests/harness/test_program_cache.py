@@ -244,6 +244,7 @@ def test_settings_of_ones_own_for_the_cache_of_jax_are_kept(tmp_path):
     assert files(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_comparison_is_the_same_bytes_with_programs_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)

@@ -115,6 +115,7 @@ def learns(**changed):
     return system(cluster, workload, start, Conditions(), knobs=(Integer("worker_count", 1, 3),), **changed)
 
 
+@pytest.mark.slow
 def test_an_evaluation_takes_a_pass_over_the_validation_data():
     simulated = learns()
     expected = 100 / 100 + 3 * 0.6 / 3 / 4  # the forward pass is a third of a gradient

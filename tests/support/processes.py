@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from harness.comparison import pool
@@ -20,7 +21,7 @@ from harness.comparison.run_process import Done, Progress, Task
 
 __all__ = ["Lender", "LentPool", "kept_processes", "lender", "one_process"]
 
-_WorkerPool = pool.WorkerPool
+_WorkerPool, _environment = pool.WorkerPool, pool.single_threaded
 
 _OURS = {"PYTEST_CURRENT_TEST", "_RJEM_MALLOC_CONF"}
 """Variables that pytest sets for each test, and Polars for its allocator when it is imported."""
@@ -66,6 +67,12 @@ def _surroundings() -> Any:
     return Path.cwd(), sys.executable, {k: v for k, v in os.environ.items() if k not in _OURS}
 
 
+def _compiles_as_tests(device: str = "cpu") -> dict[str, str]:
+    """As of `single_threaded`, and programs are compiled as this process compiles its own (`--quick-code`)."""
+    quick = jax.config.read("jax_disable_most_optimizations")
+    return _environment(device) | {"XLA_FLAGS": os.environ["XLA_FLAGS"], "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(quick))}
+
+
 @contextmanager
 def one_process() -> Iterator[None]:
     """All comparisons that begin in the folder and environment of now share one process."""
@@ -90,4 +97,5 @@ def kept_processes(lender: Lender) -> Iterator[None]:
     """Comparisons of a module share processes, also with those of other modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "WorkerPool", lender)
+        patch.setattr(pool, "single_threaded", _compiles_as_tests)
         yield

@@ -248,6 +248,7 @@ def test_k_async_interrupts_nobody(order, active, size):
         assert group[-1].release.sum() == len(group)
 
 
+@pytest.mark.slow
 @given(ORDERS, MASKS)
 def test_groups_of_everybody_are_bsp_and_of_one_asp(order, active):
     for whole in (policies.k_sync(K), policies.k_async(K), policies.backup_workers(K)):

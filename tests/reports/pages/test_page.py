@@ -81,6 +81,7 @@ def test_every_public_name_exists():
         assert all(hasattr(module, name) for name in module.__all__)
 
 
+@pytest.mark.slow
 def test_cells_of_tables_break_where_the_page_is_wide_and_stay_lines_where_it_is_narrow(one):
     """The widest table, with costs, has fifteen columns; as lines, they are wider than the page's 1,176 pixels."""
     style = re.search(r"<style>(.*?)</style>", one, re.DOTALL)[1]

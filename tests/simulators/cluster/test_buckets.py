@@ -13,6 +13,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
 from simulators.engine import changes, network
 from simulators.workloads.workload import Demand
+from tests.support.marks import slow
 from tests.support.oracle import Bounded, Oracle
 from tests.support.small_jobs import CHEAP, KNOBS, NAMES, SMALL, branch, cluster, job, machine, start, system
 from tuners.actions import Fork, Reconfigure, Run
@@ -112,7 +113,7 @@ EACH_ONCE = {
 }
 
 
-@pytest.mark.parametrize("many_nics", [network.MANY_NICS, 1], ids=["few nodes", "as in large clusters"], indirect=True)
+@pytest.mark.parametrize("many_nics", [slow(network.MANY_NICS), 1], ids=["few nodes", "as in large clusters"], indirect=True)
 @pytest.mark.parametrize(
     ("roles", "independent", "discipline"),
     [

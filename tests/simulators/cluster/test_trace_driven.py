@@ -341,6 +341,7 @@ def test_runs_and_folders_that_are_not_there(traces, tmp_path):
         check(replaying(compute=ReplayedTrace("t", nodes=("z",))), NAMES)
 
 
+@pytest.mark.slow
 def test_our_own_recordings_drive_runs(tmp_path):
     """A recorded run, replayed in order, has the recorded times up to one common factor: that of its median."""
     from harness.record import play_recorded

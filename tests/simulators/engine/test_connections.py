@@ -170,6 +170,7 @@ def test_requests_wait_as_long_for_a_slow_server_beside_a_fast_one():
     assert cycle(independent=True) == pytest.approx(cycle(independent=False), rel=0.02)
 
 
+@pytest.mark.slow
 def test_windows_change_nothing():
     changed = {"links": UNLIKE, "model_shares": (0.3, 0.7), "seed": 3}
     whole, cut = made(**changed), made(**changed)

@@ -611,7 +611,7 @@ def test_many_lanes_are_many_jobs():
         ("bsp", policies.asp(), False),
         ("bsp", policies.ssp(2), False),
         ("asp", policies.bsp(), True),
-        ("asp", policies.k_sync(2), True),
+        slow("asp", policies.k_sync(2), True),
         ("asp", policies.k_async(2), True),
         ("bsp", policies.k_async(1), False),  # ASP by another name
         slow("asp", policies.backup_workers(1), True),

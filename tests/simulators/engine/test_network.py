@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulators.engine import network
-from tests.support.marks import examples
+from tests.support.marks import examples, slow
 from tests.support.oracle import first_come, progressive_filling
 
 F, R = 5, 4  # transfers and resources; fixed, so that each function compiles once
@@ -87,7 +87,7 @@ CLOSE = st.floats(1.0, 100.0)  # so that several resources are bottlenecks at on
 NODES = st.tuples(*(st.lists(CLOSE, min_size=n, max_size=n).map(np.array) for n in (K, K, S, S)))
 
 
-@pytest.mark.parametrize("works", [False, True], ids=["servers only", "workers that serve"])
+@pytest.mark.parametrize("works", [slow(False), True], ids=["servers only", "workers that serve"])
 @examples(40)
 @given(made=st.data())
 def test_connections_fill_progressively(works, made):

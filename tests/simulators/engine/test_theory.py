@@ -153,6 +153,7 @@ def test_servers_that_are_alike_are_as_one_large_connection_each():
     assert slow.pull_seconds == pytest.approx(0.625 + 37.5 / 40)
 
 
+@pytest.mark.slow
 def test_a_busy_server_makes_no_work_wait_that_the_others_could_do():
     """At a barrier all transfer at once, and the server with two thirds is busy from the first byte to the last."""
     seen = unequal(4, [100.0, 100.0], [1 / 3, 2 / 3], "bsp").perform(Run(clocks=20)).pushes

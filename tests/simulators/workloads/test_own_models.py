@@ -76,6 +76,7 @@ def body(text):
 # --------------------------------------------------------------------------------------------------------------- made
 
 
+@pytest.mark.slow
 def test_the_engine_trains_it_as_it_trains_the_same_model_of_ours(mine):
     """Under numbers of 32 bits, although the engine's have 64."""
     ours = SCENARIO.replace('model = "mine.py:make_model"\n', "")

@@ -336,6 +336,7 @@ def test_losses_equal_their_definitions():
         np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_convolutional_network_equals_one_of_jax_own_convolutions(cifar_folder):  # noqa: F811
     """Three channels, biases that are not 0: convolution, ReLU, 2x2 maximum, twice, then a dense layer."""
     rng = np.random.default_rng(0)

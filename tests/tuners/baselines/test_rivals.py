@@ -113,6 +113,7 @@ def test_dbw_times_a_round_of_all_and_then_leaves_the_slow_one_out():
     assert set(sizes[3:]) == {4}
 
 
+@pytest.mark.slow
 def test_dbw_waits_for_all_where_all_are_alike():
     sizes = [sum(m.accept for m in g) for g in groups(run(DBW, [0] * 100, seconds_per_cycle=[1.0] * K))]
     assert set(sizes[1:]) == {K}

@@ -449,6 +449,7 @@ def in_batches_of_one(problem, placement):
 # ------------------------------------------------------------------------------------------------------- the paper's cluster
 
 
+@pytest.mark.slow
 def test_on_the_papers_cluster_both_methods_prove_the_same_optimum():
     """28 + 4 machines, 190 mini-batches: 2^32 roles."""
     problem = paper(server_term="paper")

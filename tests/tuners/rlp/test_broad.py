@@ -58,6 +58,7 @@ def test_modes_are_the_known_rules(mode, rule, order) -> None:
         assert mine.release.tolist() == theirs.release.tolist()
 
 
+@pytest.mark.slow
 @given(ORDERS)
 @settings(max_examples=20)
 def test_k_sync_is_the_known_rule_as_long_as_restarts_are_few(order) -> None:
