@@ -165,12 +165,13 @@ class Training:
             self._check_clocks = math.gcd(self._check_clocks, found.clocks)
         self.validated = [self.gauge.level(found.loss, found.accuracy) for found in evaluations]
         self.lowest_level = min([self.lowest_level, *self.validated])
+        self.level = math.inf if self.diverged else math.nan
         if evaluations and evaluations[-1].clocks == self.pushes:
-            newest = evaluations[len(evaluations) // 2 :]
-            self.loss = newest[-1].loss
-            self.level = sum(self.gauge.level(e.loss, e.accuracy) for e in newest) / len(newest)
-        else:
-            self.level = math.inf if self.diverged else math.nan
+            self._take_validated(evaluations)
+
+    def _take_validated(self, evaluations: Sequence[Evaluation]) -> None:
+        newest = self.validated[len(evaluations) // 2 :]
+        self.loss, self.level = evaluations[-1].loss, sum(newest) / len(newest)
 
     def _finished(self, pushes: Pushes) -> list[int]:
         """The pushes of cycles that had begun when local steps or loads were changed: they have the numbers before."""
@@ -203,7 +204,10 @@ class Training:
         if validates:
             clocks = every * max(round((self.pushes + clocks) / every), self.pushes // every + 1) - self.pushes
         before = self.level
-        yield from self.run(clocks, why)
+        window = yield from self.run(clocks, why)
+        if math.isnan(self.level) and validates and window.evaluations:
+            # The job trains on while the tuner thinks, so a few pushes may have followed its validation.
+            self._take_validated(window.evaluations)
         if math.isnan(self.level):
             yield from self.evaluate()
         if math.isnan(self.level):
