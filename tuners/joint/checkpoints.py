@@ -13,24 +13,31 @@ from tuners.actions import Fork, Job, Reconfigure, Rejected, Run, Setting, Tuner
 from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.training import Steps, relayed
 
-__all__ = ["with_checkpoints"]
+__all__ = ["first_checkpoint_seconds", "with_checkpoints"]
 
 _NEAR = 1.25  # an interval so near to the best costs 3 % more, of a few per cent
 
 
+def first_checkpoint_seconds(job: Job, losses: MachineLosses) -> float:
+    """How long a job trains as it begins, so that its first checkpoint tells what one takes; 0: not worth waiting for.
+
+    A short interval soon tells that. Later, while servers are away, no change may be accepted.
+    """
+    start, knob = job.start.checkpoint_seconds, job.space.knob("checkpoint_seconds")
+    is_short = knob is not None and 0 < start <= _Choice(losses, knob.nearest).of(job.start)
+    return 2 * (start + losses.pause_seconds) if is_short else 0.0
+
+
 def with_checkpoints(job: Job, tuner: Tuner, losses: MachineLosses) -> Tuner:
-    """`tuner`, with the interval of checkpoints chosen beside it: it sees that of the start, whichever is in force."""
+    """`tuner`, with the interval of checkpoints chosen beside it: it sees that of the start, whichever is in force. Where
+    the first checkpoint is worth waiting for, the tuner waits."""
     start, knob = job.start.checkpoint_seconds, job.space.knob("checkpoint_seconds")
     if knob is None or not start:
         yield from tuner
         return
     choice, branches = _Choice(losses, knob.nearest), {0: job.start}  # the settings in force
-    # A short interval soon tells what a checkpoint takes. Later, while servers are away, no change may be accepted.
-    if start <= choice.of(job.start):
-        first = yield from Run(seconds=2 * (start + losses.pause_seconds), reason="first, what a checkpoint takes")
-        losses.see(first)
-        branches[0] = first.setting or job.start
-    yield from choice.make(branches, 0)
+    if not first_checkpoint_seconds(job, losses):
+        yield from choice.make(branches, 0)
 
     def carry_out(action: Any) -> Steps[Any]:
         if isinstance(action, Reconfigure | Fork) and action.setting is not None:

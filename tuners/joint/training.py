@@ -119,7 +119,15 @@ class Training:
         if self._wanted:
             yield from self.change(self.setting, "asked for again")
         yield from self._give_back()
-        window = yield from self._run(Run(clocks=max(1, clocks), branch=self.branch, reason=why))
+        return (yield from self._see(Run(clocks=max(1, clocks), branch=self.branch, reason=why)))
+
+    def run_seconds(self, seconds: float, why: str) -> Steps[None]:
+        """Train for so long, as the job begins. Raises as `run`."""
+        yield from self._see(Run(seconds=seconds, branch=self.branch, reason=why))
+
+    def _see(self, action: Run) -> Steps[Window]:
+        """Carry out `action`, and take in what it tells."""
+        window = yield from self._run(action)
         self.seconds = window.end_seconds
         self.pushes += window.clocks
         self.samples += sum(w.samples for w in window.workers)

@@ -65,7 +65,7 @@ from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.candidates import highest, options
-from tuners.joint.checkpoints import with_checkpoints
+from tuners.joint.checkpoints import first_checkpoint_seconds, with_checkpoints
 from tuners.joint.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
@@ -164,9 +164,10 @@ class JointCourse:
             if not (yield from self.may_pay()):
                 yield from self.play_recorded()
                 return
+            yield from self.await_checkpoint()
             yield from self.begin()
-            if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
-                self.training.first = yield from self.training.snapshot()
+            if not self.training.pushes:
+                yield from self.keep_untrained()
             yield from self.measure()
             yield from self.placing.place()
             others = OtherKnobs(self.job, self.training, self.placing)
@@ -187,6 +188,24 @@ class JointCourse:
             yield from self.go_on()
         except JobOver:
             return
+
+    def keep_untrained(self) -> Steps[None]:
+        """Keep the untrained model, where the job may have to begin again."""
+        if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
+            self.training.first = yield from self.training.snapshot()
+
+    def await_checkpoint(self) -> Steps[None]:
+        """Train as the job begins until its first checkpoint tells what one takes, where that is worth waiting for."""
+        training = self.training
+        if seconds := first_checkpoint_seconds(self.job, training.machine_losses):
+            yield from self.keep_untrained()
+            yield from training.run_seconds(seconds, "first, what a checkpoint takes")
+            # Also where servers that were lost have undone it since.
+            best = training.lowest_level - self.gauge.untrained_level
+            self.learns = training.has_learned or self.gauge.has_learned(math.inf, best)
+            if training.diverged:
+                yield from training.begin_again(training.setting, "the start's model has diverged")
+                self.harms = True
 
     def choose(self) -> Steps[Setting]:
         """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
@@ -340,8 +359,9 @@ class JointCourse:
         """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
         training, gauge, setting = self.training, self.gauge, self.training.setting
         workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
+        begun, level = (training.seconds, training.told_level) if training.pushes else (0.0, gauge.untrained_level)
         seen = yield from training.glance(2 * workers)
-        times, levels, is_near, hints = [0.0], [gauge.untrained_level], False, False
+        times, levels, is_near, hints = [begun], [level], False, False
         while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
             self.learns = self.learns or seen.helps
             # Of what was validated before, mini-batches do not tell how it goes on.
@@ -353,7 +373,7 @@ class JointCourse:
                 at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
                 fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.minibatches.mean)
                 left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
-                is_near = left <= _SEARCH_ROUNDS * training.seconds / rounds
+                is_near = left <= _SEARCH_ROUNDS * (training.seconds - begun) / rounds
             hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
             if not is_near or unseen > 2:
                 break

@@ -227,8 +227,9 @@ def test_a_snapshot_is_about_as_good_as_the_model_that_was_validated_a_little_ea
     [(80, 5.0, 0, False), (80, 5.0, 7, False), (80, 0.0, 0, True), (500, 5.0, 0, True)],
 )
 def test_windows_end_at_the_jobs_own_validation_where_evaluations_are_dear(every, seconds, thinking, evaluates):
-    """On a hand-written job, evaluations of 60 s at the end of windows of 80 s took 41 % of the time. And where a job trains on
-    while the tuner thinks, so many pushes, windows go on a little after the validation."""
+    """On a hand-written job, evaluations of 60 s at the end of windows of 80 s took 41 % of the time.
+
+    A job that trains on while the tuner thinks, so many pushes, goes on a little after the validation."""
     made = of(evaluate_seconds=seconds)
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
     answer = answers.answer

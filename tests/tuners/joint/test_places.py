@@ -13,7 +13,7 @@ from tests.tuners.joint.test_decisions import RATE, Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
 from tuners.joint.candidates import RoleSearch
-from tuners.joint.checkpoints import with_checkpoints
+from tuners.joint.checkpoints import first_checkpoint_seconds, with_checkpoints
 from tuners.joint.machine_losses import MachineLosses
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.shares import Shares
@@ -254,7 +254,8 @@ class Pausing(Answers):
         if not isinstance(action, Run):
             return super().answer(action)
         clocks = action.clocks or round(action.seconds)
-        made = window(self.job, [1.0] * clocks, self.now + np.arange(1.0, clocks + 1))
+        losses = self.losses(self.settings[action.branch], clocks)
+        made = window(self.job, losses, self.now + np.arange(1.0, clocks + 1))
         before, self.now = self.now, self.now + clocks
         moments = [k * self.every for k in range(1, 10_000) if before < k * self.every <= self.now]
         return replace(
@@ -279,6 +280,23 @@ def test_the_interval_of_checkpoints_becomes_youngs(start):
     answers.run(with_checkpoints(of, training(50, 80), MachineLosses(of)))
     assert answers.settings[0].checkpoint_seconds == pytest.approx(math.sqrt(2 * 5.0 * 400.0), rel=0.3)
     assert len(answers.changes()) <= 8
+
+
+@pytest.mark.parametrize(("trained", "is_left"), [(0.5, False), (1.0, True)])
+def test_what_is_learned_until_the_first_checkpoint_counts(trained, is_left):
+    """Its pushes were not seen: a hot start that had learned was left for a cooler one, with which the job took 3.7 times as
+    long, and validations seemed to be of other models than the present one, so each was made again."""
+    of = checkpointed(3.0)
+    of = replace(of, space=replace(of.space, knobs=(*of.space.knobs, RATE)))
+    hot = 30 * course(of, prior=True).heat.expected.median
+    of = replace(of, start=replace(of.start, learning_rate=hot, momentum=0.0))
+    begun, answers = course(of, prior=True), Pausing(of)
+    answers.losses = lambda setting, clocks: [1.0] * 10 + [trained] * (clocks - 10)
+    answers.run(begun.await_checkpoint())
+    assert begun.training.pushes == round(first_checkpoint_seconds(of, MachineLosses(of))) > 20
+    answers.run(begun.begin())
+    assert (begun.training.setting.learning_rate < hot) is is_left
+    assert (begun.training.pushes == 0) is is_left  # again from the untrained model
 
 
 def test_no_interval_is_asked_for_again_while_the_same_servers_are_away():
