@@ -145,7 +145,7 @@ def test_help_imports_nothing_heavy() -> None:
         ("tuners", ["fixed", "tpe", "cruise", "best_fixed"]),
         ("scenarios", ["digits", "digits-svm"]),
         ("workloads", ["digits-mlp"]),
-        ("profiles", ["edge-4core"]),
+        ("profiles", ["edge-4core", "USD per hour"]),
     ],
 )
 def test_lists_have_a_line_for_each(what: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -393,6 +393,13 @@ def test_a_scenario_that_is_not_there() -> None:
         scenario.load("no/where.toml")
 
 
+def test_the_name_of_a_file_may_have_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "mine [b].toml"
+    path.write_text(scenario.load("digits").text)
+    assert scenario.matching(str(path)) == [str(path)]
+    assert scenario.load(path).name == "mine [b]"
+
+
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_bytes(b"\xff\xfe\x00")
