@@ -394,7 +394,7 @@ def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
 
 
 def _check_kept_kind(before: Any, after: Any) -> None:
-    """Raise TypeError, when traced, where a policy's next state is of other types or shapes than its state: no loop carries it.
+    """Raise TypeError, when traced, where a policy's next state is of other types or shapes: no loop carries that.
 
     Python numbers, which JAX calls weak, take the type that they meet.
     """
