@@ -398,10 +398,13 @@ def _check_kept_kind(before: Any, after: Any) -> None:
 
     Python numbers, which JAX calls weak, take the type that they meet.
     """
-    kinds = jax.tree.map(_kind, before), jax.tree.map(_kind, after)
-    (old, form), (new, next_form) = map(jax.tree.flatten, kinds)
-    weak = [getattr(x, "weak_type", False) for x in jax.tree.leaves(before)]
-    changed = [f"{a} into {b}" for a, b, free in zip(old, new, weak, strict=False) if a != b and not free]
+    form, next_form = str(jax.tree.structure(before)), str(jax.tree.structure(after))
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False)
+    changed = [
+        f"{_kind(old)} into {_kind(new)}"
+        for old, new in pairs
+        if _kind(old) != _kind(new) and not getattr(old, "weak_type", False)
+    ]
     if form != next_form:
         changed = [f"{form} into {next_form}"]
     if changed:

@@ -215,6 +215,16 @@ def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> 
             scenario(cluster={"nodes": nodes}, target=target, **plain)
 
 
+def test_the_example_of_money_has_a_price_for_every_machine(tmp_path: Path) -> None:
+    page = (Path(scenario.__file__).parent / "README.md").read_text()
+    shown = page.partition("## Money")[2].split("```")[1].removeprefix("text\n")
+    shown = shown.replace("[target]\n", '[target]\nmetric = "clocks"\nvalue = 100\n')
+    around = 'summary = "s"\n[workload]\nname = "digits-logistic"\n[start]\nworker_count = 4\n'
+    (tmp_path / "money.toml").write_text(around + shown)
+    found = scenario.load(tmp_path / "money.toml")
+    assert all(node.usd_per_hour is not None for node in found.cluster.nodes)
+
+
 def test_the_default_frees_every_kind_of_knob() -> None:
     assert scenario.embedded()[0] == "digits"
     made = scenario.load("digits")
