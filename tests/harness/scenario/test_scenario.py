@@ -221,8 +221,8 @@ def test_the_example_of_money_has_a_price_for_every_machine(tmp_path: Path) -> N
     shown = shown.replace("[target]\n", '[target]\nmetric = "clocks"\nvalue = 100\n')
     around = 'summary = "s"\n[workload]\nname = "digits-logistic"\n[start]\nworker_count = 4\n'
     (tmp_path / "money.toml").write_text(around + shown)
-    found = scenario.load(tmp_path / "money.toml")
-    assert all(node.usd_per_hour is not None for node in found.cluster.nodes)
+    of = scenario.job(scenario.load(tmp_path / "money.toml"))
+    assert set(of.prices.by_node.values()) == {0.215, 0.12}
 
 
 def test_the_default_frees_every_kind_of_knob() -> None:
