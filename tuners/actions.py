@@ -305,10 +305,11 @@ class SyncPolicy(NamedTuple):
     """Decides after each push which workers start their next mini-batch: a pair of pure functions.
 
     `init(active)` takes a bool mask [k] and returns the policy's state, a pytree of arrays. `decide(state, push)`
-    returns the next state and a `Decision`. JAX must be able to trace both, so they have no side effects: the simulator
-    compiles them; a live job runs in NumPy what JAX traces, if that only compares and counts. Policies with the same
-    `decide` and different states share one compiled engine. A `decide` that sorts works, but some of its programs are
-    compiled again in every process: XLA cannot read them from the cache.
+    returns the next state, of the same types and shapes, and a `Decision`. Seconds and losses of a push are float64. JAX
+    must be able to trace both, so they have no side effects: the simulator compiles them; a live job runs in NumPy what JAX
+    traces, if that only compares and counts. Policies with the same `decide` and different states share one compiled engine.
+    A `decide` that sorts works, but some of its programs are compiled again in every process: XLA cannot read them from the
+    cache.
     """
 
     name: str

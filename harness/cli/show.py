@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 __all__ = ["add_list", "add_show"]
 
@@ -104,7 +105,10 @@ def _list_profiles() -> dict[str, str]:
     rows: dict[str, str] = {}
     for name, kind in profiles().items():
         cores = "1 core" if kind.cores == 1 else f"{kind.cores} cores"
-        rows[name] = f"{cores}, {'+'.join(d.kind for d in kind.devices)}, {kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"
+        facts = [cores, "+".join(d.kind for d in kind.devices), f"{kind.nic_bytes_per_second * 8 / 1e9:g} Gbit/s"]
+        if kind.usd_per_hour is not None:
+            facts.append(f"{kind.usd_per_hour:g} USD per hour")
+        rows[name] = ", ".join(facts)
     return rows
 
 
@@ -132,7 +136,8 @@ def _show(options: argparse.Namespace) -> int:
     from tuners import registry
     from tuners.near_names import near_names
 
-    name, plain = options.name, options.name.partition("[")[0]
+    name = options.name
+    plain = name if Path(name).is_file() else name.partition("[")[0]
     drawn = name.startswith("drawn:")
     if plain in registry() or (":" in plain and not drawn):
         for line in _tuner_lines(name):

@@ -110,12 +110,16 @@ def _check_goes_on(out: Path, manifest: dict[str, Any], scenarios: Sequence[Scen
                     f"Cannot go on with {out}: {file}, which scenario {scenario_name!r} names, has changed since. Name "
                     "another folder with --out, or go back to the file as it was."
                 )
-    for tuner, digest in before["own_tuners"].items():
-        if tuner not in replace and now["own_tuners"].get(tuner, digest) != digest:
-            raise ValueError(
-                f"Cannot go on with {out}: the code of tuner {tuner!r} has changed since its runs were made. Make them "
-                f"again by `harness compare --resume --replace '{tuner}'`, or name another folder with --out."
-            )
+    if changed := [
+        tuner
+        for tuner, digest in before["own_tuners"].items()
+        if tuner not in replace and now["own_tuners"].get(tuner, digest) != digest
+    ]:
+        which = f"tuner {changed[0]!r}" if len(changed) == 1 else f"{len(changed)} tuners"
+        raise ValueError(
+            f"Cannot go on with {out}: the code of {which} has changed since the runs were made. Make them again by the "
+            f"same command with --resume --replace {_listed([*replace, *changed])!r}, or name another folder with --out."
+        )
 
 
 def _listed(value: Any) -> str:

@@ -75,11 +75,11 @@ def embedded() -> tuple[str, ...]:
 
 
 def matching(name: str) -> list[str]:
-    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, the name itself.
+    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, and a file's, the name itself.
 
     Raises ValueError where nothing matches.
     """
-    if not set(name) & set("*?[") or "=" in name or ":" in name:
+    if not set(name) & set("*?[") or "=" in name or ":" in name or Path(name).is_file():
         return [name]
     if not (found := fnmatch.filter(embedded(), name)):
         raise ValueError(f"No scenario matches {name!r}: `harness list scenarios` shows all.")
@@ -97,7 +97,8 @@ def load(name_or_path: str | Path) -> Scenario:
     if colon and source in _ELSEWHERE:
         name, text = _elsewhere(source)(which)
         return parse(text, name=name, origin=Path(f"{name}.toml"))
-    plain, bracket, changes = str(name_or_path).partition("[")
+    whole = Path(name_or_path).is_file()  # a file's name may have brackets, too
+    plain, bracket, changes = (str(name_or_path), "", "") if whole else str(name_or_path).partition("[")
     path = Path(plain)
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))

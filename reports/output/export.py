@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -123,8 +124,9 @@ def _cells(row: dict[str, Any], usd: bool) -> list[str]:
 
 
 def _arena_cells(row: dict[str, Any]) -> list[str]:
-    ratio = f"{relative(row['ratio'])} ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
-    return [row["tuner"], str(row["arenas"]), ratio, percent(row["first"]), row["standing"]]
+    low, high = row["ratio_low"], row["ratio_high"]
+    interval = "" if math.isnan(low) else f" ({relative(low)}\u2013{relative(high)})"
+    return [row["tuner"], str(row["arenas"]), relative(row["ratio"]) + interval, percent(row["first"]), row["standing"]]
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -34,12 +34,13 @@ def among_published(
 
     Raises ValueError where `site` is no published site; where it lacks a scenario, or has another text of it; where
     `results` have fewer seeds of a scenario, or more and lack one of the site's tuners there; where both have no tuner in
-    common; where a tuner that is not `replaced` has other outcomes; or where one that is `replaced` was not played.
+    common; where a tuner that is not `replaced` has other code or outcomes; or where one that is `replaced` was not played.
     """
     manifest, published = _read(site)
     _check_scenarios(results, folder, scenarios, site, manifest, published)
     here = published.filter(pl.col("scenario").is_in(results.manifest["scenarios"]))
     own = set(results.manifest["tuners"])
+    _check_code(results, folder, site, manifest, set(replaced))
     _check_tuners(results, folder, here, site, own, set(replaced))
     added = here.join(_runs(results), on=["scenario", "tuner"], how="anti")
     played = pl.col("status") != NOT_APPLICABLE
@@ -119,8 +120,27 @@ def _check_scenarios(
                 f"Cannot add {folder} to {site}: {name} has {seeds} seeds, and {known[name]} there. "
                 f"Play it with --seeds {known[name]}{go_on}."
             )
-    theirs, ours = ({name: text.encode() for name, text in each.items()} for each in (texts(site), scenarios))
-    check_same(ComparisonFolder(site, manifest, theirs), ComparisonFolder(folder, results.manifest, ours))
+    parts = ((site, manifest, texts(site)), (folder, results.manifest, scenarios))
+    theirs, ours = (
+        ComparisonFolder(
+            place,
+            {key: value for key, value in made.items() if key != "own_tuners"},  # `_check_tuners` compares these
+            {name: text.encode() for name, text in of.items()},
+        )
+        for place, made, of in parts
+    )
+    check_same(theirs, ours)
+
+
+def _check_code(results: Results, folder: Path, site: Path, manifest: dict[str, Any], replaced: set[str]) -> None:
+    """Raise ValueError where a tuner of the user's that both have has other code."""
+    before = manifest.get("own_tuners", {})
+    for tuner, digest in results.manifest.get("own_tuners", {}).items():
+        if tuner not in replaced and before.get(tuner, digest) != digest:
+            raise ValueError(
+                f"Cannot add {folder} to {site}: the code of tuner {tuner!r} has changed since. To have its new runs there, "
+                f"use --replace {tuner!r}."
+            )
 
 
 def _check_tuners(
@@ -162,6 +182,8 @@ def _manifest(results: Results, published: dict[str, Any]) -> dict[str, Any]:
     made = dict(results.manifest) | {"played_in_part": published.get("tuners", [])}
     for key in ("tuners", "oracles"):
         made[key] = list(dict.fromkeys([*published.get(key, []), *results.manifest.get(key, [])]))
+    if own := published.get("own_tuners", {}) | results.manifest.get("own_tuners", {}):
+        made["own_tuners"] = own
     return made
 
 

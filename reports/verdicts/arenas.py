@@ -36,7 +36,7 @@ from reports.verdicts.statistics import (
     performance_profile,
     signed_rank,
 )
-from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
+from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs, standing
 from traces.schema import KEYS
 from traces.store import Results
 
@@ -157,7 +157,8 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         family=family,
         arenas=arenas,
         base=base,
-        rows=pl.DataFrame(rows, schema=ARENAS),
+        # A tuner whose runs all failed has spent nothing that can be said.
+        rows=pl.DataFrame(rows, schema=ARENAS).with_columns(pl.col(pl.Float64).fill_null(math.nan)),
         comparison=found,
         friedman_p=friedman(whole) if len(whole) > 1 else math.nan,
         log_ratio=log_ratio[:, order],
@@ -268,7 +269,7 @@ def _row(
         "mean_rank": rank,
         "reached": float(mine["reached"].cast(pl.Float64).to_numpy().mean()),
         "failed": int((mine["status"] == "error").sum()),
-        "standing": found.standing(tuner) if found.leader else "",
+        "standing": standing(found, tuner, mine) if found.leader else "",
         "p_leader": found.p_leader.get(tuner, math.nan),
         "p_reference": found.p_reference.get(tuner, math.nan),
     }
@@ -317,12 +318,14 @@ def answer(found: Arenas) -> Answer:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
     wide = [t for t in others if counts[t] >= _LEADS_FROM * most]
-    if not others:
-        after += ". All others are told apart from it."
-    elif wide:
-        after += f". Not told apart from it: {few(wide)}."
-    else:
-        after += ". All others that apply to nearly as many arenas are told apart from it."
+    but = f" but {REFERENCE}" if others != close else ""
+    after += "."
+    if wide:
+        after += f" Not told apart from it: {few(wide)}."
+    elif others:
+        after += f" All others{but} that apply to nearly as many arenas are told apart from it."
+    elif found.rows.height > 1 + len(close):
+        after += f" All others{but} are told apart from it."
     if narrow := [f"{t} ({counts[t]})" for t in others if t not in wide]:
         after += f" Not told apart where they apply, which is in fewer arenas: {few(narrow)}."
     if ahead:

@@ -104,7 +104,7 @@ def answer(rows: pl.DataFrame) -> Answer:
     elif others:
         why += f" Not told apart from it: {few(others)}."
     elif apart:
-        why += " All others are told apart from it."
+        why += f" All others{f' but {REFERENCE}' if undecided else ''} are told apart from it."
     if undecided:
         why += _more_seeds(leader)
     return Answer(before, str(leader["tuner"]), "".join(rest) + why)

@@ -49,6 +49,7 @@ __all__ = [
     "shows_accuracy",
     "shows_usd",
     "side_of_reference",
+    "standing",
     "summary",
     "winner",
 ]
@@ -211,10 +212,6 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         estimate, low, high = (round(x - 1, 12) + 0.0 for x in found[:3])
         return Interval(estimate, low, high, found.bound)
 
-    standing = found.standing(name) if name in found.tuners else ""
-    if standing == "not told apart" and found.leader and not ran.height:
-        standing = "behind"  # also where there are too few seeds for a test: it has failed in all of them
-
     return {
         "scenario": mine["scenario"][0],
         "tuner": name,
@@ -230,7 +227,7 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         **_interval_values("completion_seconds", "completion", median_interval(_bounds(ran))),
         **_interval_values("ratio", "ratio", ratio),
         **_interval_values("regret", "regret", regret("completion_seconds")),
-        "standing": standing,
+        "standing": standing(found, name, mine) if name in found.tuners else "",
         "p_leader": found.p_leader.get(name, math.nan),
         "p_reference": found.p_reference.get(name, math.nan),
         **{column: _mean(ran[column]) for column in (*_SPENT, "final_accuracy", "final_loss")},
@@ -239,6 +236,14 @@ def _row(name: str, by_tuner: dict[str, pl.DataFrame], found: PairedComparison, 
         **_interval_values("usd", "usd", median_interval(_bounds(ran, "usd")) if _priced(ran) else _UNKNOWN),
         **_interval_values("usd_regret", "usd_regret", regret("usd") if _priced(ran) else _UNKNOWN),
     }
+
+
+def standing(found: PairedComparison, tuner: str, mine: pl.DataFrame) -> str:
+    """What is known of `tuner`, whose runs are `mine`, and the leader: if it has failed in all of them, it is behind, also
+    where there are too few seeds or arenas for a test."""
+    if found.leader and (mine["status"] == "error").all():
+        return "behind"
+    return found.standing(tuner)
 
 
 def _interval_values(name: str, kind: str, found: Interval) -> dict[str, Any]:

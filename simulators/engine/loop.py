@@ -332,6 +332,7 @@ def _settle(
     active = with_work(inputs, left)
     push = _push_seen(clock, worker, clocks, active, losses, rings)
     policy, decision = program.decide(clock.policy, push)
+    _check_kept_kind(clock.policy, policy)
     accept = jnp.asarray(decision.accept) & ~clock.testing
     grouped = clock.grouped + (pushed & accept)
     # Gradients that are summed or averaged wait until the policy closes their group; others are applied at once.
@@ -390,6 +391,31 @@ def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
     if not clock.left.shape[0]:
         return clock.left
     return clock.left - jnp.where(mine, inputs.push_work * clock.steps if clock.steps.shape[0] else inputs.push_work, 0.0)
+
+
+def _check_kept_kind(before: Any, after: Any) -> None:
+    """Raise TypeError, when traced, where a policy's next state is of other types or shapes: no loop carries that.
+
+    Python numbers, which JAX calls weak, take the type that they meet.
+    """
+    form, next_form = str(jax.tree.structure(before)), str(jax.tree.structure(after))
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=False)
+    changed = [
+        f"{_kind(old)} into {_kind(new)}"
+        for old, new in pairs
+        if _kind(old) != _kind(new) and not getattr(old, "weak_type", False)
+    ]
+    if form != next_form:
+        changed = [f"{form} into {next_form}"]
+    if changed:
+        raise TypeError(
+            f"The synchronisation policy's `decide` changes the type of its state: {', '.join(changed)}. Let it return what "
+            "`init` begins with, as by `new.astype(old.dtype)`; seconds and losses of a push are float64."
+        )
+
+
+def _kind(value: Any) -> str:
+    return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
 def _push_seen(

@@ -47,6 +47,32 @@ def test_probing_sees_the_servers_parameters_not_those_that_were_pulled():
     assert pulled_loss != loss_before
 
 
+@pytest.mark.parametrize(
+    ("begins", "goes_on", "said"),
+    [
+        (lambda _: jnp.float32(0), lambda state, push: state + push.loss, r"float32\[\] into float64\[\]"),
+        (lambda _: (jnp.zeros(2), 0), lambda state, push: (push.loss, state[1]), r"float64\[2\] into float64\[\]"),
+        (lambda _: jnp.zeros(2), lambda state, push: (state, push.loss), r"PyTreeDef\(\*\) into"),
+    ],
+)
+def test_a_policy_whose_state_changes_its_type_is_told_so(begins, goes_on, said):
+    cluster, workload, setting, around = plain_job()
+    simulated = system(cluster, workload, setting, around)
+    changing = SyncPolicy("changing", begins, lambda state, push: (goes_on(state, push), Decision(release=push.waiting)))
+    simulated.perform(Install(changing))
+    with pytest.raises(TypeError, match=rf"`decide` changes the type of its state: {said}"):
+        simulated.perform(Run(clocks=2))
+
+
+def test_a_policy_may_begin_with_a_python_number():
+    cluster, workload, setting, around = plain_job()
+    simulated = system(cluster, workload, setting, around)
+    counts = SyncPolicy("counts", lambda _: 0, lambda state, push: (state + 1, Decision(release=push.waiting)))
+    simulated.perform(Install(counts))
+    simulated.perform(Run(clocks=3))
+    assert int(branch(simulated).clock.policy) == 3
+
+
 @pytest.mark.slow
 def test_probing_changes_nothing_else():
     cluster, workload, setting, around = plain_job()

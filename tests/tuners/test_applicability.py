@@ -69,6 +69,13 @@ def test_policies_need_that_the_scenario_lets_them_in():
     assert reason == "The policy is held at 'asp' here."
 
 
+def test_a_policy_that_its_space_does_not_have_is_told_why():
+    """As in recorded runs, where a policy is free and no run was recorded under it with the start's other values."""
+    of = with_knobs(Choice("policy", ("asp", "bsp")))
+    assert nothing_to_tune(resolve("ssp[staleness=0]").factory, of).startswith("Cannot set policy to 'ssp': ")
+    assert nothing_to_tune(resolve("k_sync").factory, of) == "A tuner cannot install policies of its own here."
+
+
 def test_a_bound_that_is_free_is_something_to_tune():
     start = replace(job().start, policy="ssp", staleness=0)
     of = with_knobs(Integer("staleness", 0, 3))

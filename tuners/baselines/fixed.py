@@ -59,8 +59,9 @@ def _nothing_to_change(job: Job, wanted: Setting) -> str:
         return f"The job starts with {wanted.policy!r} already."
     try:
         job.space.check(wanted)
-    except Rejected:
-        return policy_cannot_be_installed(job)
+    except Rejected as error:
+        held = policy_cannot_be_installed(job)
+        return str(error) if held and job.space.frees("policy") else held  # such as: no run was recorded under this setting
     return ""
 
 

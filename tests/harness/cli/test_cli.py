@@ -139,6 +139,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert made.stdout.splitlines()[-1] == "[]"
 
 
+def test_node_types_are_listed_with_their_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "profiles"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "m4.xlarge      4 cores, cpu, 1 Gbit/s, 0.215 USD per hour" in lines
+    assert "edge-4core     4 cores, cpu, 0.1 Gbit/s" in lines
+
+
 @pytest.mark.parametrize(
     ("what", "names"),
     [

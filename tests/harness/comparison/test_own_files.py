@@ -63,6 +63,16 @@ def test_a_tuner_whose_code_has_changed_is_not_mixed_with_what_it_was(folder: Pa
     assert play(folder, "out", "fixed", NAME, seeds=2, resume=True) == [4]
 
 
+def test_all_tuners_whose_code_has_changed_are_named_at_once(folder: Path) -> None:
+    (folder / "own_tuner.py").write_text(TUNER + "def other(job):\n    yield from Run(clocks=7)\n")
+    both = [NAME, "own_tuner:other"]
+    play(folder, "out", *both)
+    (folder / "own_helper.py").write_text("CLOCKS = 6\n")
+    with pytest.raises(ValueError, match=rf"the code of 2 tuners has changed .* --replace '{','.join(both)}'"):
+        play(folder, "out", *both, resume=True)
+    assert play(folder, "out", *both, resume=True, replace=both) == [0]
+
+
 def test_comparisons_of_two_versions_of_a_tuner_are_not_merged(folder: Path) -> None:
     play(folder, "a", NAME)
     play(folder, "b", NAME, "fixed")

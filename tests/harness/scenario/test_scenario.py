@@ -215,6 +215,16 @@ def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> 
             scenario(cluster={"nodes": nodes}, target=target, **plain)
 
 
+def test_the_example_of_money_has_a_price_for_every_machine(tmp_path: Path) -> None:
+    page = (Path(scenario.__file__).parent / "README.md").read_text()
+    shown = page.partition("## Money")[2].split("```")[1].removeprefix("text\n")
+    shown = shown.replace("[target]\n", '[target]\nmetric = "clocks"\nvalue = 100\n')
+    around = 'summary = "s"\n[workload]\nname = "digits-logistic"\n[start]\nworker_count = 4\n'
+    (tmp_path / "money.toml").write_text(around + shown)
+    of = scenario.job(scenario.load(tmp_path / "money.toml"))
+    assert set(of.prices.by_node.values()) == {0.215, 0.12}
+
+
 def test_the_default_frees_every_kind_of_knob() -> None:
     assert scenario.embedded()[0] == "digits"
     made = scenario.load("digits")
@@ -391,6 +401,13 @@ def test_a_scenario_that_is_not_there() -> None:
         scenario.load("digit")
     with pytest.raises(ValueError, match=r"Cannot read scenario no/where\.toml: No such file"):
         scenario.load("no/where.toml")
+
+
+def test_the_name_of_a_file_may_have_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "mine [b].toml"
+    path.write_text(scenario.load("digits").text)
+    assert scenario.matching(str(path)) == [str(path)]
+    assert scenario.load(path).name == "mine [b]"
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_markdown_begins_with_the_answer(folder):
     assert all(line.count("|") == 10 for line in text.splitlines() if line.startswith("| cruise | 1"))
 
 
+def test_of_one_arena_there_is_no_interval():
+    results = contest(scenarios=("a", "b"), tuners=("fixed", "cruise", "tpe"), seeds=2)
+    played = (pl.col("tuner") != "tpe") | (pl.col("scenario") == "a")
+    text = markdown(replace(results, scores=results.scores.filter(played)))
+    assert re.search(r"\| cruise \| 2 \| \d\.\d+ \(\d\.\d+\u2013\d\.\d+\) \|", text)
+    assert re.search(r"\| tpe \| 1 \| \d\.\d+ \|", text)
+
+
 def test_names_are_no_markdown():
     text = markdown(from_times({"fixed": [5.0, 6, 7], "a|b*c_": [3.0, 4, 5], "<b>": [9.0, 8, 9]}))
     assert "a\\|b\\*c\\_" in text

@@ -126,6 +126,23 @@ def test_runs_that_differ_are_refused_until_they_are_replaced(site, tmp_path):
     assert set(later.select("tuner", "seed").rows()) == {("cruise", 0)}
 
 
+def test_a_tuner_whose_code_has_changed_is_refused_until_it_is_replaced(site, tmp_path):
+    def version(name, tuner, digest):
+        folder = folder_of(contest(("away", "home"), ("fixed", tuner), 3), tmp_path / name)
+        manifest = store.read_manifest(folder) | {"own_tuners": {tuner: digest}}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return folder
+
+    publish(version("first", "my:joint", "1"), tmp_path / "one", onto=site)
+    publish(version("other", "my:other", "1"), tmp_path / "two", onto=tmp_path / "one")
+    assert store.read_manifest(tmp_path / "two")["own_tuners"] == {"my:joint": "1", "my:other": "1"}
+    second = changed(version("second", "my:joint", "2"), "my:joint")
+    with pytest.raises(ValueError, match=r"the code of tuner 'my:joint' has changed since.*--replace 'my:joint'"):
+        publish(second, tmp_path / "three", onto=tmp_path / "two")
+    publish(second, tmp_path / "three", onto=tmp_path / "two", replaced=["my:joint"])
+    assert store.read_manifest(tmp_path / "three")["own_tuners"]["my:joint"] == "2"
+
+
 def test_a_tuner_that_was_played_on_some_scenarios_keeps_its_other_runs(site, tmp_path):
     """Two folders merged, one of which has more tuners than the other. Before, this was refused as unfinished."""
     folder = changed(changed(mine(tmp_path, tuners=("fixed", "cruise", "joint")), "cruise"), "joint")

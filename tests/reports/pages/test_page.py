@@ -135,6 +135,13 @@ def test_an_overview_answers_each_family_before_its_tables_and_tells_what_tuners
     assert re.search(rf'<th scope="row">tpe</th>.*?<td data-value="{share:.6f}\d*">{share:.0%}<', rest, re.DOTALL)
 
 
+def test_a_tuner_that_failed_in_every_arena_is_on_the_overview():
+    rows = [score_row(name, "fixed", 0, 9.0) for name in ("a", "b")]
+    rows += [score_row(name, "broken", 0, 600.0, status="error", reason="it broke") for name in ("a", "b")]
+    text = page.pages(frames(rows), {}, only_overview=True)["report.html"]
+    assert re.search(r'<th scope="row">broken</th>.*?2 failed.*?<td>-<', text, re.DOTALL)
+
+
 def test_it_tells_what_was_run_and_with_which_version(whole, one):
     assert "Digits on ten nodes" in one
     assert "validation accuracy at least 0.95" in one
@@ -315,6 +322,13 @@ def test_the_first_line_names_tuner_time_ratio_costs_oracle_and_who_is_close():
         "Use asp: 42.5 s, 0.40x of fixed (0.40\u20130.41), 1 change, 2.00 s overhead; oracle 21.2 s. "
         "Not told apart from it: near."
     )
+
+
+def test_of_others_that_are_told_apart_fixed_is_excepted_where_it_is_not():
+    times = {"fixed": [10, 20, 30, 12], "x": [11, 19, 29, 11], "slow": [50, 102, 150, 60]}
+    said = str(answer(summary(from_times(times))))
+    assert said.startswith("No tuner is told to be faster than fixed. The least mean time has x: ")
+    assert " All others but fixed are told apart from it. 4 seeds tell only" in said
 
 
 def test_a_leader_that_fixed_may_equal_is_no_advice():

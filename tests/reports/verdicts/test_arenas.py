@@ -94,6 +94,21 @@ def test_a_clear_leader_is_the_answer():
     assert row(found, "y")["to_reference"] == pytest.approx(0.9, rel=0.05)
 
 
+def test_a_tuner_whose_runs_all_failed_is_behind_however_few_arenas_there_are():
+    rows = [score_row(name, tuner, 0, at) for name in NAMES[:3] for tuner, at in (("fixed", 9.0), ("x", 5.0))]
+    rows += [score_row(name, "broken", 0, 600.0, status="error", reason="it broke") for name in NAMES[:3]]
+    found = arenas_of(frames(rows), NAMES[:3])
+    assert (row(found, "broken")["standing"], row(found, "broken")["failed"]) == ("behind", 3)
+    assert math.isnan(row(found, "broken")["overhead_share"])
+    assert str(answer(found)).endswith(" All others but fixed are told apart from it.")
+
+
+def test_all_others_are_told_apart_only_where_there_are_some():
+    few = answer(arenas_of(played({"fixed": 100, "x": 50}, NAMES[:2]), NAMES[:2]))
+    assert (few.before, few.tuner) == ("No tuner is told apart from fixed. The least mean time has ", "x")
+    assert "told apart from it" not in few.after
+
+
 def test_faster_than_fixed_is_said_of_the_arenas_that_both_apply_to():
     """`rare` takes six times as long as the oracle, fixed three times over all arenas, eight in those of `rare`."""
     hard = {"fixed": lambda i: 80 if i < 6 else 12, "x": 11, "rare": lambda i: 60 if i < 6 else None, "best_fixed": 10}
