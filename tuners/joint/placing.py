@@ -45,6 +45,7 @@ _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker w
 _SAVES_WAITING = 1.5  # the same, seen
 _TELLING = 8  # losses of every worker that tell whether their data differ
 _CHOICES = 3  # of the system in a row
+_SOON = 2.0  # times as long as the job has trained: what a move of blocks takes at most
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
 
 
@@ -189,7 +190,8 @@ class Placing:
         """Move hot blocks of embedding tables to machines that have less to do, as many as save more time than they take."""
         training, left = self._training, self.seconds_left()
         found = self._tables.best(training.setting, left)
-        if found is None or found.gain <= WORTH:
+        # How long the job lasts is hardly known, so no move may make one that is over soon more than three times as long.
+        if found is None or found.gain <= WORTH or found.cost_seconds > _SOON * training.seconds:
             return
         why = (
             f"{found.blocks} blocks move to {len(found.setting.servers)} servers: {found.gain:.2f} times as many pushes, "

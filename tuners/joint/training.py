@@ -200,22 +200,21 @@ class Training:
 
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
-        clocks, every, is_dear = self._least_clocks(), self._check_clocks, False
+        clocks, every = self._least_clocks(), self._check_clocks
         validates = 0 < every <= 2 * clocks  # the job itself, soon enough
         if not validates and self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
             longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
             # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
-            is_dear = paid > _DEAR_SHARE * longer
-            validates = is_dear and 0 < every <= longer + paid
+            validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
             clocks = clocks if validates else longer
         if validates:
             clocks = every * max(round((self.pushes + clocks) / every), self.pushes // every + 1) - self.pushes
         before = self.level
         window = yield from self.run(clocks, why)
-        if math.isnan(self.level) and window.evaluations and (validates or (is_dear and not every)):
-            # Of a model a few pushes ago: the job trains on while the tuner thinks, or it was not known when it validates.
+        if math.isnan(self.level) and validates and window.evaluations:
+            # The job trains on while the tuner thinks, so a few pushes may have followed its validation.
             self._take_validated(window.evaluations)
         if math.isnan(self.level):
             yield from self.evaluate()

@@ -359,9 +359,11 @@ class JointCourse:
         """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
         training, gauge, setting = self.training, self.gauge, self.training.setting
         workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
-        begun, level = (training.seconds, training.told_level) if training.pushes else (0.0, gauge.untrained_level)
+        begun, known = (training.seconds, training.told_level) if training.pushes else (0.0, math.nan)
         seen = yield from training.glance(2 * workers)
-        times, levels, is_near, hints = [begun], [level], False, False
+        # The first mini-batches have told the level of the untrained model.
+        times, levels = [begun], [gauge.untrained_level if math.isnan(known) else known]
+        is_near = hints = False
         while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
             self.learns = self.learns or seen.helps
             # Of what was validated before, mini-batches do not tell how it goes on.

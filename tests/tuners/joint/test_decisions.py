@@ -253,18 +253,6 @@ def test_windows_end_at_the_jobs_own_validation_where_evaluations_are_dear(every
     assert math.isfinite(training.level)
 
 
-@pytest.mark.parametrize(("seconds", "evaluates"), [(0.1, True), (50.0, False)])
-def test_the_first_validation_of_the_jobs_own_is_taken_where_evaluations_are_dear(seconds, evaluates):
-    """A job of 111 s was evaluated for 69 s, just after its own first validation."""
-    made = of(evaluate_seconds=seconds)
-    training, answers = Training(made, SystemModel(made)), Answers(made, flat)
-    answers.run(training.run(20))
-    answers.show((1.0, 0.9))  # not at the end of the window
-    answers.run(training.window())
-    assert any(isinstance(a, Evaluate) for a in answers.asked) is evaluates
-    assert training.level == pytest.approx(training.gauge.level(1.0 if evaluates else 0.9, math.nan))
-
-
 def test_a_branch_that_the_system_is_still_changing_is_run_until_that_is_done():
     """On `preempted` 307 no other branch could run meanwhile: the tuner gave up, and lost machines were not replaced."""
     made = of()

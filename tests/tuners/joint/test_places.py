@@ -76,6 +76,18 @@ def test_blocks_stay_where_the_job_ends_before_a_move_has_paid():
     assert model.best(of.start, 1_000.0) is None
 
 
+@pytest.mark.parametrize(("trained_seconds", "moves"), [(5.0, False), (5_000.0, True)])
+def test_no_move_of_blocks_makes_a_job_that_is_over_soon_much_longer(trained_seconds, moves):
+    """After 3 s, a job that took 88 s without it began a move of 193 s, because a fifth of its budget seemed to be left."""
+    of = replace(tables(), model_bytes=1e9)
+    begun, answers = course(of), Answers(of, flat)
+    begun.training.newest = served(of, HOT)
+    begun.placing.learn_blocks()
+    begun.training.seconds = trained_seconds
+    answers.run(begun.placing.place())
+    assert bool(answers.changes()) is moves
+
+
 def test_an_idle_machine_becomes_a_server_of_hot_blocks():
     of = tables(idle=1)
     model = BlockModel(of)
