@@ -294,7 +294,7 @@ def check(wanted: Deployment) -> Spec:
         if _address(wanted):
             raise ValueError(
                 "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "
-                "with --emulate=nodes, or leave out --address."
+                f"with --emulate=nodes, or {'leave out --address' if wanted.live.address else 'unset RAY_ADDRESS'}."
             )
         if reason := why_not():
             raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")

@@ -241,6 +241,14 @@ def results(folder, rows):
     names = list(dict.fromkeys(r["tuner"] for r in rows))
     manifest = {"schema": schema.VERSION, "scenarios": ["small"], "tuners": names, "oracles": [], "seeds": 3}
     (folder / "scenarios").mkdir(parents=True)
+def test_an_address_that_the_environment_has_is_named_as_such(here, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    said = refused(capsys, "--live", "small.toml")
+    assert "a Ray cluster at 'nonsense': write HOST:PORT, ray://HOST:PORT, auto or local; RAY_ADDRESS has this one." in said
+    assert "unset RAY_ADDRESS" in refused(capsys, "--live", "small.toml", "--emulate")
+    assert "RAY_ADDRESS" not in refused(capsys, "--live", "small.toml", "--address", "other")
+
+
     (folder / "scenarios" / "small.toml").write_text(scenario.text)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     store.write(pl.DataFrame(rows, schema=schema.SCORES), folder / "scores.parquet", schema.SCORES)
