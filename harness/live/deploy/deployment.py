@@ -41,6 +41,8 @@ from harness.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score
+from simulators.cluster.conditions import Replay
+from simulators.cluster.trace_driven import roles
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
@@ -61,7 +63,7 @@ __all__ = [
     "simulated",
 ]
 
-_SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
+_SIMULATED = ("sleeps", "stragglers", "episodes", "delays", "buckets", "nodes", "losses", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
 
 
@@ -235,7 +237,8 @@ def _not_applied(wanted: Deployment) -> list[str]:
     given = [name for name in _SIMULATED if getattr(conditions, name)]
     if wanted.live.emulate:
         missing = [] if wanted.live.emulate == "all" else ["the speed of links"]
-        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["token buckets"] * bool(conditions.buckets)
+        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["delays"] * bool(conditions.delays)
+        missing += ["token buckets"] * (bool(conditions.buckets) or "bandwidth" in roles(conditions.replay or Replay()))
         left_out = f" Not emulated: {', '.join(missing)}." if missing else ""
         return [f"Emulated: the speed of nodes{' and links' * (wanted.live.emulate == 'all')}, and [conditions].{left_out}"]
     if not given:

@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 import pytest
 import safetensors.numpy
+from msgspec.structs import fields
 from rich.console import Console
 
 import harness
@@ -39,6 +40,7 @@ from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load, system
 from harness.score import score
+from simulators.cluster.conditions import Conditions
 from tests.live.support.clusters import alone
 from tests.live.support.pretend import PretendProcesses
 from tests.support.made_up import score_row
@@ -186,6 +188,20 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     assert "Not applied" not in capsys.readouterr().out
+    late, lost = '{ nodes = ["n0"], delay_seconds = 0.1 }', "{ every_seconds = 50.0 }"
+    (here / "small.toml").write_text(
+        f"{SMALL}delays = [{late}]\nlosses = [{lost}]\nreplay.bandwidth = 'shipped:uta-ec2-tokenbucket'\n"
+    )
+    assert main(["deploy", "small.toml"]) == 0
+    assert "\nNot applied: delays, losses, replay of [conditions]" in capsys.readouterr().out
+    assert main(["deploy", "small.toml", "--emulate=nodes"]) == 0
+    assert "Not emulated: the speed of links, delays, token buckets.\n" in capsys.readouterr().out
+
+
+def test_every_condition_is_said_or_has_no_effect_on_real_processes():
+    named = {field.name for field in fields(Conditions)}
+    # Noise of simulated times, and what a tuner's thinking costs there: a host has its own.
+    assert named - {"jitter", "stagger", "thinking_seconds"} == set(deployment._SIMULATED)
 
 
 def test_what_is_emulated_is_said_when_it_starts(here, monkeypatch):
