@@ -353,6 +353,8 @@ def _drive(
             trace.close()
         return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
     ended = played.outcome
+        if not stopped and isinstance(error, OSError):
+            raise  # without a result: the job goes on once there is room, and has its model then
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
     return replace(played, exchanges=history.exchanges)
@@ -360,6 +362,8 @@ def _drive(
 
 @contextmanager
 def _full_disk_told(out: Path) -> Iterator[None]:
+    if not saved:
+        step(_how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
     """Say what the folder `out` of a job has, where its results do not fit on the disk."""
     try:
         yield
@@ -392,6 +396,13 @@ def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:
     shutil.rmtree(where, ignore_errors=True)
     named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
     trace = TraceWriter(where, Origin("harness", MADE_BY, named), waits=True)
+def _latest_model(out: Path) -> str:
+    """Which model the folder of a job has that has ended, and could not save its last one."""
+    if not (out / job_folder.CHECKPOINT).exists():
+        return f"{out} has no model."
+    return f"{out} has the model of {checkpoint_file.load(out / job_folder.CHECKPOINT).seconds:.1f} s."
+
+
     run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
     return trace, Recorder(trace, run, start=job.start, method=job.methods[0])
 

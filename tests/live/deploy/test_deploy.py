@@ -484,6 +484,44 @@ def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):
 def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
     begun(here / "out")
     path = here / "out" / job_folder.CHECKPOINT
+def ended_without_checkpoint(here, tuner, error):
+    """What is said when a job ends whose last checkpoint raises `error`, and the status with which it ended."""
+    (here / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 0.2"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "job")
+    wanted.out.mkdir()
+    spec, kept, said = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(wanted.out), []
+    log = job_folder.ExchangeLog(kept, wanted.out)
+
+    def full(_):
+        raise error
+
+    with LiveSystem(spec, PretendProcesses(spec.job), keep=full) as live:
+        played = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), said.append)
+    return said, played.outcome.status
+
+
+def test_a_job_that_ends_while_the_disk_is_full_has_no_result_that_would_forbid_to_resume_it(here):
+    with pytest.raises(OSError, match="No space left"):
+        ended_without_checkpoint(here, resolve("fixed").factory, OSError(errno.ENOSPC, "No space left on device"))
+
+
+@pytest.mark.parametrize(("fails", "words"), [(True, "so the job cannot be resumed."), (False, "job has no model.")])
+def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monkeypatch, fails, words):
+    def gone(_):
+        raise RuntimeError("The job is broken: the coordinator is gone.")
+
+    def tuner(job):
+        yield from Run(seconds=0.01)
+        if fails:
+            raise KeyError("a fault")
+
+    monkeypatch.setattr(LiveSystem, "checkpoint", gone)
+    said, status = ended_without_checkpoint(here, tuner, OSError())
+    assert said[1] == "It could not be saved: The job is broken: the coordinator is gone."
+    assert said[2].endswith(words)
+    assert (status == "error") == fails
+
+
     whole = path.read_bytes()
     if harm == "a bit":
         path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
