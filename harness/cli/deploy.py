@@ -116,14 +116,17 @@ def _show_plan(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.lines import say
     from harness.live.deploy.contest import check_contest
-    from harness.live.deploy.deployment import described
+    from harness.live.deploy.deployment import check_folder, described
     from harness.scenario import load
 
     contest = None if options.tuners is None else _contest_of(options)
-    if contest is not None:
-        check_contest(contest)
     scenario = load(options.scenario)
-    lines = [*_contest_words(contest, scenario), *described(_deployment_of(options, scenario, contest))]
+    job = _deployment_of(options, scenario, contest)
+    if contest is None:
+        check_folder(job)
+    else:
+        check_contest(contest)
+    lines = [*_contest_words(contest, scenario), *described(job)]
     say(terminal(), "\n".join([*lines, f"Start it with:  {_that_starts(options)}"]))
     return 0
 

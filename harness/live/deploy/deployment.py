@@ -56,6 +56,7 @@ __all__ = [
     "Interrupted",
     "LiveOptions",
     "check",
+    "check_folder",
     "cluster_for",
     "deploy",
     "described",
@@ -194,8 +195,14 @@ def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
     return f"Starting from the checkpoint of {begun.seconds:.1f} s, {begun.state['exchanges']} exchanges."
 
 
+def check_folder(wanted: Deployment) -> None:
+    """Raise ValueError where the folder of the job is of something else, or cannot be resumed."""
+    of = wanted.scenario, wanted.entry.name, wanted.seed
+    job_folder.checked(wanted.out, *of, resume=wanted.resume, emulate=wanted.live.emulate)
+
+
 def described(wanted: Deployment) -> list[str]:
-    """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
+    """Lines that say what would run where; nothing is started. Raises as `deploy` does, but looks at no folder."""
     spec = check(wanted)
     start = spec.job.start
     address = _address(wanted)
@@ -346,6 +353,8 @@ def _drive(
     except (RuntimeError, OSError) as error:
         saved = False
         step(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
+        if not stopped and isinstance(error, OSError):
+            raise  # without a result: the job goes on once there is room, and has its model then
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start
@@ -353,8 +362,8 @@ def _drive(
             trace.close()
         return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
     ended = played.outcome
-        if not stopped and isinstance(error, OSError):
-            raise  # without a result: the job goes on once there is room, and has its model then
+    if not saved:
+        step(_how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
     return replace(played, exchanges=history.exchanges)
@@ -362,8 +371,6 @@ def _drive(
 
 @contextmanager
 def _full_disk_told(out: Path) -> Iterator[None]:
-    if not saved:
-        step(_how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
     """Say what the folder `out` of a job has, where its results do not fit on the disk."""
     try:
         yield
@@ -389,13 +396,6 @@ def _how_to_go_on(out: Path, *, saved: bool) -> str:
     return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
 
 
-def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:
-    """A trace, and the recorder of the whole run. A resumed run is recorded from its start, so the recording of before is
-    deleted. A trace that is not closed is unfinished."""
-    where = wanted.out / "trace"
-    shutil.rmtree(where, ignore_errors=True)
-    named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
-    trace = TraceWriter(where, Origin("harness", MADE_BY, named), waits=True)
 def _latest_model(out: Path) -> str:
     """Which model the folder of a job has that has ended, and could not save its last one."""
     if not (out / job_folder.CHECKPOINT).exists():
@@ -403,6 +403,13 @@ def _latest_model(out: Path) -> str:
     return f"{out} has the model of {checkpoint_file.load(out / job_folder.CHECKPOINT).seconds:.1f} s."
 
 
+def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:
+    """A trace, and the recorder of the whole run. A resumed run is recorded from its start, so the recording of before is
+    deleted. A trace that is not closed is unfinished."""
+    where = wanted.out / "trace"
+    shutil.rmtree(where, ignore_errors=True)
+    named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
+    trace = TraceWriter(where, Origin("harness", MADE_BY, named), waits=True)
     run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
     return trace, Recorder(trace, run, start=job.start, method=job.methods[0])
 

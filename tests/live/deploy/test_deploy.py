@@ -241,6 +241,14 @@ def test_an_address_without_a_cluster_is_refused(here, capsys):
     assert not (here / "deployed").exists()
 
 
+def test_an_address_that_the_environment_has_is_named_as_such(here, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    said = refused(capsys, "--live", "small.toml")
+    assert "a Ray cluster at 'nonsense': write HOST:PORT, ray://HOST:PORT, auto or local; RAY_ADDRESS has this one." in said
+    assert "unset RAY_ADDRESS" in refused(capsys, "--live", "small.toml", "--emulate")
+    assert "RAY_ADDRESS" not in refused(capsys, "--live", "small.toml", "--address", "other")
+
+
 def test_what_cannot_be_deployed_is_refused(here, capsys):
     assert "'cruise-nmf' is timing-only" in refused(capsys, "--live", "cruise-nmf-32")
     assert "No scenario 'smal'" in refused(capsys, "--live", "smal")
@@ -257,14 +265,6 @@ def results(folder, rows):
     names = list(dict.fromkeys(r["tuner"] for r in rows))
     manifest = {"schema": schema.VERSION, "scenarios": ["small"], "tuners": names, "oracles": [], "seeds": 3}
     (folder / "scenarios").mkdir(parents=True)
-def test_an_address_that_the_environment_has_is_named_as_such(here, capsys, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
-    said = refused(capsys, "--live", "small.toml")
-    assert "a Ray cluster at 'nonsense': write HOST:PORT, ray://HOST:PORT, auto or local; RAY_ADDRESS has this one." in said
-    assert "unset RAY_ADDRESS" in refused(capsys, "--live", "small.toml", "--emulate")
-    assert "RAY_ADDRESS" not in refused(capsys, "--live", "small.toml", "--address", "other")
-
-
     (folder / "scenarios" / "small.toml").write_text(scenario.text)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     store.write(pl.DataFrame(rows, schema=schema.SCORES), folder / "scores.parquet", schema.SCORES)
@@ -315,7 +315,7 @@ def test_a_job_whose_model_of_the_users_has_changed_is_not_resumed(here, capsys)
     (here / "mine.py").write_text("from jax.numpy import zeros\n" + text.format(zeros="zeros"))
     (here / "small.toml").write_text(re.sub(r"(?m)^name = .*", r'\g<0>\nmodel = "mine.py:make_model"', SMALL))
     begun(here / "out")
-    assert main(["deploy", "small.toml", "--out", "out"]) == 0
+    assert main(["deploy", "small.toml", "--out", "out", "--resume"]) == 0
     assert "640 parameters" in capsys.readouterr().out
     spec, other = Spec.of(load("small.toml"), 0), Spec.of(load("small.toml"), 1)
     assert copied(spec).parameters.tobytes() == spec.parameters.tobytes()
@@ -341,13 +341,38 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
     assert "it was deployed with seed 0, and this is 1" in refused(capsys, *live, "--resume", "--seed", "1")
     (here / "out" / "score.json").write_text('{"status": "budget"}')
     assert "the job has ended (budget). Name another folder" in refused(capsys, *live, "--resume")
+    assert refused(capsys, *live).endswith("it is there already. Name another with --out.\n")
     (here / "out" / "score.json").write_text('{"status": "error"}')  # its tuner has failed: the job may go on
+    assert "Go on with it by --resume" in refused(capsys, *live)
     (here / "small.toml").write_text(SMALL.replace("1.2", "1.3"))
     assert "scenario 'small' has changed since" in refused(capsys, *live, "--resume")
     (here / "file").write_text("")
     assert "it is a file" in refused(capsys, "--live", "small.toml", "--out", "file")
     with job_folder.claimed(here / "busy", load("small.toml"), "fixed", 0, resume=False):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
+
+
+def test_a_job_that_failed_before_its_first_checkpoint_is_not_sent_from_one_refusal_to_the_other(here, capsys):
+    begun(here / "out")
+    (here / "out" / job_folder.CHECKPOINT).unlink()
+    (here / "out" / "score.json").write_text('{"status": "error"}')
+    live = ("--live", "small.toml", "--out", "out")
+    said = refused(capsys, *live, "--resume")
+    assert "its job ended before it had a checkpoint. Name another folder with --out, without --resume." in said
+    assert refused(capsys, *live).endswith("it is there already. Name another with --out.\n")
+    (here / "mine").mkdir()
+    (here / "mine" / "thesis.tex").write_text("")
+    assert refused(capsys, "--live", "small.toml", "--out", "mine").endswith(
+        "it is there already. Name another with --out.\n"
+    )
+
+
+def test_a_dry_run_refuses_the_folder_that_the_job_would_be_refused(here, capsys):
+    begun(here / "out")
+    assert "it is there already" in refused(capsys, "small.toml", "--out", "out")
+    assert "it is there already" in refused(capsys, "small.toml", "--out", "out", "--tuners", "fixed,asp")
+    assert "it has no checkpoint of a job" in refused(capsys, "small.toml", "--out", "none", "--resume")
+    assert not (here / "none").exists()
 
 
 def test_the_folder_of_a_job_that_has_not_ended_has_no_results_and_is_no_trace(here, capsys):
@@ -459,31 +484,6 @@ def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, m
     assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
 
 
-def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):
-    """`harness report` names the recording to who asks for the results of such a job."""
-
-    def tuner(job):
-        yield from Run(clocks=30)
-        yield from Run(clocks=30)
-        raise KeyboardInterrupt
-
-    (here / "small.toml").write_text(SMALL.replace("value = 1.2", "value = 1e-6"))
-    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here)
-    spec, kept = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(here)
-    log = job_folder.ExchangeLog(kept, here)
-    processes = PretendProcesses(spec.job)
-    processes.answers.saved = lambda _: {0: {"parameters": spec.parameters}}
-    with LiveSystem(spec, processes, keep=partial(deployment._keep, wanted, spec, log)) as live:
-        stopped = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), lambda _: None)
-    assert "The same command with --resume goes on." in str(stopped)
-    windows = [e.answer for e in read_log(here / job_folder.LOG) if isinstance(e.action, Run)]
-    assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows) > 0
-
-
-@pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
-def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
-    begun(here / "out")
-    path = here / "out" / job_folder.CHECKPOINT
 def ended_without_checkpoint(here, tuner, error):
     """What is said when a job ends whose last checkpoint raises `error`, and the status with which it ended."""
     (here / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 0.2"))
@@ -522,6 +522,31 @@ def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monke
     assert (status == "error") == fails
 
 
+def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):
+    """`harness report` names the recording to who asks for the results of such a job."""
+
+    def tuner(job):
+        yield from Run(clocks=30)
+        yield from Run(clocks=30)
+        raise KeyboardInterrupt
+
+    (here / "small.toml").write_text(SMALL.replace("value = 1.2", "value = 1e-6"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here)
+    spec, kept = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(here)
+    log = job_folder.ExchangeLog(kept, here)
+    processes = PretendProcesses(spec.job)
+    processes.answers.saved = lambda _: {0: {"parameters": spec.parameters}}
+    with LiveSystem(spec, processes, keep=partial(deployment._keep, wanted, spec, log)) as live:
+        stopped = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), lambda _: None)
+    assert "The same command with --resume goes on." in str(stopped)
+    windows = [e.answer for e in read_log(here / job_folder.LOG) if isinstance(e.action, Run)]
+    assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows) > 0
+
+
+@pytest.mark.parametrize("harm", ["a bit", "cut", "other"])
+def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
+    begun(here / "out")
+    path = here / "out" / job_folder.CHECKPOINT
     whole = path.read_bytes()
     if harm == "a bit":
         path.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
@@ -531,7 +556,7 @@ def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monke
         path.write_bytes(safetensors.numpy.save({"x": np.ones(3)}))
     said = refused(capsys, "--live", "small.toml", "--out", "out", "--resume")
     assert f"Cannot resume from {Path('out') / job_folder.CHECKPOINT}" in said
-    assert "without --resume" in said
+    assert "without --resume, to another folder" in said
 
 
 # ------------------------------------------------------------------------------------------------------------- on Ray
