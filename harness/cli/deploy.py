@@ -135,7 +135,7 @@ def _run_job(options: argparse.Namespace) -> int:
     from harness.cli.display import stages, terminal
     from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
-    from harness.live.deploy.deployment import Interrupted, deploy, simulated
+    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated
     from harness.live.deploy.job_folder import CHECKPOINT, exchanges_of, private
     from harness.scenario import load
     from harness.score import ending, score
@@ -148,7 +148,8 @@ def _run_job(options: argparse.Namespace) -> int:
             print(f"harness: {stopped}", file=sys.stderr)
             return stop.status
         except KeyboardInterrupt:
-            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)
+            has = how_to_go_on(wanted.out, saved=False)
+            print(f"\nharness: interrupted; all processes have ended. {has}", file=sys.stderr)
             return stop.status
     from reports.pages import page
 

@@ -7,7 +7,9 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -60,6 +62,7 @@ __all__ = [
     "cluster_for",
     "deploy",
     "described",
+    "how_to_go_on",
     "play_on",
     "simulated",
 ]
@@ -169,12 +172,31 @@ def _played(
         if isinstance(played, Interrupted):
             raise played
         step("Writing the results.")
-        log.close()
-        scored = score(played, **wanted.run)
-        save(wanted.out, scored, None, played.outcome.trace)
-        if ray is not None:  # the folder is no run of a contest's
-            hold_one_job(wanted.out, scored, played.outcome.thinking_seconds, time.monotonic() - began_seconds)
+        with _uninterrupted():
+            log.close()
+            scored = score(played, **wanted.run)
+            save(wanted.out, scored, None, played.outcome.trace)
+            if ray is not None:  # the folder is no run of a contest's
+                hold_one_job(wanted.out, scored, played.outcome.thinking_seconds, time.monotonic() - began_seconds)
     return played
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the context ends. A job with a half of its results could neither be reported nor
+    resumed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 class _Steps:
@@ -360,10 +382,10 @@ def _drive(
         with suppress(OSError):  # a resumed job is recorded from its start
             recorder.pause()
             trace.close()
-        return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
+        return Interrupted(f"Stopped after {live.now:.1f} s; {how_to_go_on(wanted.out, saved=saved)}")
     ended = played.outcome
     if not saved:
-        step(_how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
+        step(how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
     return replace(played, exchanges=history.exchanges)
@@ -378,7 +400,7 @@ def _full_disk_told(out: Path) -> Iterator[None]:
         if not _disk_is_full(error):
             raise
         raise RuntimeError(
-            f"Cannot write the results of the job: the disk is full. Free some space. {_how_to_go_on(out, saved=False)}"
+            f"Cannot write the results of the job: the disk is full. Free some space. {how_to_go_on(out, saved=False)}"
         ) from error
 
 
@@ -386,7 +408,7 @@ def _disk_is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _how_to_go_on(out: Path, *, saved: bool) -> str:
+def how_to_go_on(out: Path, *, saved: bool) -> str:
     """What the folder of a job that was stopped has. `saved`: whether a last checkpoint could be made."""
     if saved:
         return f"{out} has a checkpoint. The same command with --resume goes on."

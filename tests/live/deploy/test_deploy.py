@@ -31,7 +31,7 @@ from harness.comparison import run_process
 from harness.comparison.results import hold_one_job
 from harness.drive import play
 from harness.live.deploy import deployment, job_folder
-from harness.live.deploy.deployment import Deployment, LiveOptions, _how_to_go_on, deploy, described
+from harness.live.deploy.deployment import Deployment, LiveOptions, deploy, described, how_to_go_on
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
@@ -484,6 +484,36 @@ def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, m
     assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
 
 
+def test_an_interrupt_waits_until_the_results_are_written(here):
+    """A folder with a half of them could neither be reported nor resumed."""
+    written = []
+
+    def interrupted():
+        with deployment._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            written.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert written == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_an_interrupt_while_the_job_starts_or_ends_says_what_its_folder_has(here, capsys, monkeypatch, began):
+    def stops(*_):
+        if began:
+            begun(here / "out")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deployment, "deploy", stops)
+    assert main(["deploy", "--live", "small.toml", "--out", "out"]) == 130
+    said = capsys.readouterr().err
+    assert "interrupted; all processes have ended. out has " in said
+    assert ("out has the checkpoint of 1.0 s. The same command with --resume goes on from there." in said) == began
+
+
 def ended_without_checkpoint(here, tuner, error):
     """What is said when a job ends whose last checkpoint raises `error`, and the status with which it ended."""
     (here / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 0.2"))
@@ -709,9 +739,9 @@ def test_sigterm_leaves_a_checkpoint_whoever_else_receives_it(here, ray_alone, t
 
 
 def test_a_job_that_was_stopped_promises_no_checkpoint_that_it_does_not_have(here):
-    assert _how_to_go_on(here / "out", saved=False) == f"{here / 'out'} has no checkpoint yet, so the job cannot be resumed."
+    assert how_to_go_on(here / "out", saved=False) == f"{here / 'out'} has no checkpoint yet, so the job cannot be resumed."
     begun(here / "out")
-    said = _how_to_go_on(here / "out", saved=False)
+    said = how_to_go_on(here / "out", saved=False)
     assert said == f"{here / 'out'} has the checkpoint of 1.0 s. The same command with --resume goes on from there."
 
 
