@@ -92,7 +92,10 @@ def _check_listening(address: str) -> None:
         return
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"Cannot join a Ray cluster at {place!r}: write HOST:PORT, ray://HOST:PORT, auto or local.")
+        raise ValueError(
+            f"Cannot join a Ray cluster at {place!r}: write HOST:PORT, ray://HOST:PORT, auto or local"
+            f"{_of_environment(place)}."
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS) as line:
             # With TLS the server waits for the client's handshake and sends nothing first: a connection is all we can check.
@@ -104,5 +107,11 @@ def _check_listening(address: str) -> None:
     except OSError as error:
         answer = f"nobody answers there ({error.strerror or error})"
     raise ValueError(
-        f"Cannot join a Ray cluster at {place}: {answer}. Start one with `ray start --head`, or name another address."
+        f"Cannot join a Ray cluster at {place}: {answer}. Start one with `ray start --head`, or name another address"
+        f"{_of_environment(place)}."
     )
+
+
+def _of_environment(place: str) -> str:
+    """What to add where an address is that of the environment, which the user may not have thought of."""
+    return "; RAY_ADDRESS has this one" if os.environ.get("RAY_ADDRESS") == place else ""

@@ -116,14 +116,17 @@ def _show_plan(options: argparse.Namespace) -> int:
     from harness.cli.display import terminal
     from harness.lines import say
     from harness.live.deploy.contest import check_contest
-    from harness.live.deploy.deployment import described
+    from harness.live.deploy.deployment import check_folder, described
     from harness.scenario import load
 
     contest = None if options.tuners is None else _contest_of(options)
-    if contest is not None:
-        check_contest(contest)
     scenario = load(options.scenario)
-    lines = [*_contest_words(contest, scenario), *described(_deployment_of(options, scenario, contest))]
+    job = _deployment_of(options, scenario, contest)
+    if contest is None:
+        check_folder(job)
+    else:
+        check_contest(contest)
+    lines = [*_contest_words(contest, scenario), *described(job)]
     say(terminal(), "\n".join([*lines, f"Start it with:  {_that_starts(options)}"]))
     return 0
 
@@ -132,8 +135,8 @@ def _run_job(options: argparse.Namespace) -> int:
     from harness.cli.display import stages, terminal
     from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
-    from harness.live.deploy.deployment import Interrupted, deploy, simulated
-    from harness.live.deploy.job_folder import exchanges_of, private
+    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated
+    from harness.live.deploy.job_folder import CHECKPOINT, exchanges_of, private
     from harness.scenario import load
     from harness.score import ending, score
 
@@ -145,7 +148,8 @@ def _run_job(options: argparse.Namespace) -> int:
             print(f"harness: {stopped}", file=sys.stderr)
             return stop.status
         except KeyboardInterrupt:
-            print("\nharness: interrupted while no tuner was running; all processes have ended.", file=sys.stderr)
+            has = how_to_go_on(wanted.out, saved=False)
+            print(f"\nharness: interrupted; all processes have ended. {has}", file=sys.stderr)
             return stop.status
     from reports.pages import page
 
@@ -153,7 +157,8 @@ def _run_job(options: argparse.Namespace) -> int:
     if options.beside:
         say(console, "Running the same job in the simulator.")
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    say(console, f"Model, checkpoint, log and trace: {wanted.out}")
+    saved = "Model, checkpoint, log" if (wanted.out / CHECKPOINT).exists() else "Log"  # it can fail before there is one
+    say(console, f"{saved} and trace: {wanted.out}")
     with stages("Writing the page"), private():
         written = page.write(wanted.out)
     say(console, f"The page: {written}")

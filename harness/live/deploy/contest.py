@@ -41,8 +41,9 @@ class LiveContest:
     live: LiveOptions
 
 
-def check_contest(wanted: LiveContest) -> None:
-    """Raise ValueError where a tuner of the contest is unknown, is given twice, or cannot be played live."""
+def check_contest(wanted: LiveContest) -> bool:
+    """Raise ValueError where a tuner of the contest is unknown, is given twice, or cannot be played live. Returns whether
+    its folder has no results yet; raises ValueError where it has some and is not to be resumed."""
     scenario = load(wanted.scenario)
     check_each_once("tuner", wanted.tuners)
     for name in wanted.tuners:
@@ -50,6 +51,7 @@ def check_contest(wanted: LiveContest) -> None:
         if not entry.contestant:
             raise ValueError(f"Cannot play {name} live: it is the best of many runs, in hindsight. Leave it out.")
         check(_deployment(wanted, scenario, name))
+    return check_folder(wanted.out, resume=wanted.resume)
 
 
 def jobs_and_time(jobs: int, budget_seconds: float) -> str:
@@ -63,7 +65,7 @@ def jobs_and_time(jobs: int, budget_seconds: float) -> str:
 def contest(wanted: LiveContest, console: Console) -> None:
     """Play every tuner on every seed. A run that fails is a row with a reason; one that was interrupted is repeated by
     `resume`. Raises ValueError, before anything is started, for what cannot be played; Interrupted if the user stops it."""
-    check_contest(wanted)
+    fresh = check_contest(wanted)
     with ExitStack() as ray:
 
         def joined() -> tuple[launch.ClusterNode, ...]:
@@ -75,7 +77,7 @@ def contest(wanted: LiveContest, console: Console) -> None:
 
         # What is refused leaves no folder, so the cluster is joined before there is one. There is one already if the contest
         # goes on, and then perhaps no run is left.
-        offers = joined() if check_folder(wanted.out, resume=wanted.resume) else None
+        offers = joined() if fresh else None
 
         def work(tasks: Sequence[Task]) -> Iterator[tuple[Task, Done]]:
             there = joined() if tasks and offers is None else offers or ()

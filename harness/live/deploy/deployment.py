@@ -7,7 +7,9 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -41,6 +43,8 @@ from harness.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score
+from simulators.cluster.conditions import Replay
+from simulators.cluster.trace_driven import roles
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
@@ -54,14 +58,16 @@ __all__ = [
     "Interrupted",
     "LiveOptions",
     "check",
+    "check_folder",
     "cluster_for",
     "deploy",
     "described",
+    "how_to_go_on",
     "play_on",
     "simulated",
 ]
 
-_SIMULATED = ("sleeps", "stragglers", "episodes", "buckets", "nodes", "replay")
+_SIMULATED = ("sleeps", "stragglers", "episodes", "delays", "buckets", "nodes", "losses", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
 
 
@@ -166,12 +172,31 @@ def _played(
         if isinstance(played, Interrupted):
             raise played
         step("Writing the results.")
-        log.close()
-        scored = score(played, **wanted.run)
-        save(wanted.out, scored, None, played.outcome.trace)
-        if ray is not None:  # the folder is no run of a contest's
-            hold_one_job(wanted.out, scored, played.outcome.thinking_seconds, time.monotonic() - began_seconds)
+        with _uninterrupted():
+            log.close()
+            scored = score(played, **wanted.run)
+            save(wanted.out, scored, None, played.outcome.trace)
+            if ray is not None:  # the folder is no run of a contest's
+                hold_one_job(wanted.out, scored, played.outcome.thinking_seconds, time.monotonic() - began_seconds)
     return played
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the context ends. A job with a half of its results could neither be reported nor
+    resumed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for first in came[:1]:
+            signal.raise_signal(first)
 
 
 class _Steps:
@@ -192,8 +217,14 @@ def _beginning(spec: Spec, begun: Checkpoint | None) -> str:
     return f"Starting from the checkpoint of {begun.seconds:.1f} s, {begun.state['exchanges']} exchanges."
 
 
+def check_folder(wanted: Deployment) -> None:
+    """Raise ValueError where the folder of the job is of something else, or cannot be resumed."""
+    of = wanted.scenario, wanted.entry.name, wanted.seed
+    job_folder.checked(wanted.out, *of, resume=wanted.resume, emulate=wanted.live.emulate)
+
+
 def described(wanted: Deployment) -> list[str]:
-    """Lines that say what would run where; nothing is started. Raises as `deploy` does."""
+    """Lines that say what would run where; nothing is started. Raises as `deploy` does, but looks at no folder."""
     spec = check(wanted)
     start = spec.job.start
     address = _address(wanted)
@@ -235,7 +266,8 @@ def _not_applied(wanted: Deployment) -> list[str]:
     given = [name for name in _SIMULATED if getattr(conditions, name)]
     if wanted.live.emulate:
         missing = [] if wanted.live.emulate == "all" else ["the speed of links"]
-        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["token buckets"] * bool(conditions.buckets)
+        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["delays"] * bool(conditions.delays)
+        missing += ["token buckets"] * (bool(conditions.buckets) or "bandwidth" in roles(conditions.replay or Replay()))
         left_out = f" Not emulated: {', '.join(missing)}." if missing else ""
         return [f"Emulated: the speed of nodes{' and links' * (wanted.live.emulate == 'all')}, and [conditions].{left_out}"]
     if not given:
@@ -294,7 +326,7 @@ def check(wanted: Deployment) -> Spec:
         if _address(wanted):
             raise ValueError(
                 "Cannot emulate links on a Ray cluster that is there already: its machines have their own. Leave them out "
-                "with --emulate=nodes, or leave out --address."
+                f"with --emulate=nodes, or {'leave out --address' if wanted.live.address else 'unset RAY_ADDRESS'}."
             )
         if reason := why_not():
             raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")
@@ -343,13 +375,17 @@ def _drive(
     except (RuntimeError, OSError) as error:
         saved = False
         step(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
+        if not stopped and isinstance(error, OSError):
+            raise  # without a result: the job goes on once there is room, and has its model then
     if stopped:
         log.close()
         with suppress(OSError):  # a resumed job is recorded from its start
             recorder.pause()
             trace.close()
-        return Interrupted(f"Stopped after {live.now:.1f} s; {_how_to_go_on(wanted.out, saved=saved)}")
+        return Interrupted(f"Stopped after {live.now:.1f} s; {how_to_go_on(wanted.out, saved=saved)}")
     ended = played.outcome
+    if not saved:
+        step(how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
     return replace(played, exchanges=history.exchanges)
@@ -364,7 +400,7 @@ def _full_disk_told(out: Path) -> Iterator[None]:
         if not _disk_is_full(error):
             raise
         raise RuntimeError(
-            f"Cannot write the results of the job: the disk is full. Free some space. {_how_to_go_on(out, saved=False)}"
+            f"Cannot write the results of the job: the disk is full. Free some space. {how_to_go_on(out, saved=False)}"
         ) from error
 
 
@@ -372,7 +408,7 @@ def _disk_is_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _how_to_go_on(out: Path, *, saved: bool) -> str:
+def how_to_go_on(out: Path, *, saved: bool) -> str:
     """What the folder of a job that was stopped has. `saved`: whether a last checkpoint could be made."""
     if saved:
         return f"{out} has a checkpoint. The same command with --resume goes on."
@@ -380,6 +416,13 @@ def _how_to_go_on(out: Path, *, saved: bool) -> str:
         return f"{out} has no checkpoint yet, so the job cannot be resumed."
     seconds = checkpoint_file.load(out / job_folder.CHECKPOINT).seconds
     return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
+
+
+def _latest_model(out: Path) -> str:
+    """Which model the folder of a job has that has ended, and could not save its last one."""
+    if not (out / job_folder.CHECKPOINT).exists():
+        return f"{out} has no model."
+    return f"{out} has the model of {checkpoint_file.load(out / job_folder.CHECKPOINT).seconds:.1f} s."
 
 
 def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:

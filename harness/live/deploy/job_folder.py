@@ -37,6 +37,7 @@ __all__ = [
     "ExchangeLog",
     "JobFolder",
     "KeptExchanges",
+    "checked",
     "claimed",
     "exchanges_of",
     "private",
@@ -68,6 +69,13 @@ class JobFolder:
 def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: str = "") -> Iterator[JobFolder]:
     """Create the folder `out`, or check that it is of the same job, and lock it. Raises ValueError if that cannot be.
     Folders that are created and stay empty are removed."""
+    folder = checked(out, scenario, tuner, seed, resume=resume, emulate=emulate)
+    with private(), _locked(out):
+        yield folder
+
+
+def checked(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: bool, emulate: str = "") -> JobFolder:
+    """The folder `out` of a job, which need not be there. Raises ValueError where it is there and is of something else."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot deploy to {out}: it is a file. Name a folder with --out.")
     manifest = {"harness": HARNESS_VERSION, "scenario": scenario.name, "tuner": tuner, "seed": seed}
@@ -80,13 +88,11 @@ def claimed(out: Path, scenario: Scenario, tuner: str, seed: int, *, resume: boo
         raise ValueError(f"Cannot resume from {out}: it has no checkpoint of a job. Deploy without --resume to start one.")
     if not fresh:
         if not resume:
-            raise ValueError(
-                f"Cannot deploy to {out}: it is there already. Go on with it by --resume, or name another with --out."
-            )
+            way = "Go on with it by --resume, or name another with --out." if _goes_on(out) else "Name another with --out."
+            raise ValueError(f"Cannot deploy to {out}: it is there already. {way}")
         _check_same(out, manifest, scenario, model)
         _check_not_over(out)
-    with private(), _locked(out):
-        yield JobFolder(out, scenario, manifest, fresh=fresh)
+    return JobFolder(out, scenario, manifest, fresh=fresh)
 
 
 @contextmanager
@@ -147,12 +153,27 @@ def _check_same(out: Path, manifest: dict[str, Any], scenario: Scenario, model: 
 
 def _check_not_over(out: Path) -> None:
     """Raise ValueError where the job has ended, by its target, its budget, or because it could not go on."""
-    try:
-        ended = json.loads((out / "score.json").read_text("utf-8"))["status"]
-    except (OSError, ValueError, KeyError):  # it has no result, or one that was cut short: it goes on
-        return
-    if ended != "error":  # after a fault of its tuner, a job may go on
+    ended = _ending(out)
+    if ended not in ("", "error"):
         raise ValueError(f"Cannot resume from {out}: the job has ended ({ended}). Name another folder with --out.")
+    if not (out / CHECKPOINT).exists():
+        raise ValueError(
+            f"Cannot resume from {out}: its job ended before it had a checkpoint. Name another folder with --out, without "
+            "--resume."
+        )
+
+
+def _goes_on(out: Path) -> bool:
+    """Whether a job in the folder may be resumed. After a fault of its tuner, a job may go on."""
+    return (out / "deploy.json").exists() and (out / CHECKPOINT).exists() and _ending(out) in ("", "error")
+
+
+def _ending(out: Path) -> str:
+    """How the job has ended; empty if it has no result, or one that was cut short."""
+    try:
+        return str(json.loads((out / "score.json").read_text("utf-8"))["status"])
+    except (OSError, ValueError, KeyError):
+        return ""
 
 
 class KeptExchanges:

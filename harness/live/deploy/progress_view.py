@@ -93,19 +93,22 @@ def drawn(title: str, seen: JobStatus, width: int = 100) -> RenderableType:
     if seen.events:
         parts += [Text(""), *(_event(seconds, what) for seconds, what in seen.events[-_LATEST:])]
     ended = "" if seen.status == "running" else f" · {seen.status}"
-    return Panel(
-        Group(*parts), title=Text(title + ended), title_align="left", width=min(width - _ECHO, 110), border_style="dim"
-    )
+    columns = min(width - _ECHO, 110)
+    heading = Text(title)
+    heading.truncate(columns - 6 - len(ended), overflow="ellipsis")  # a longer one would widen the panel
+    heading.append(ended)
+    return Panel(Group(*parts), title=heading, title_align="left", width=columns, border_style="dim")
 
 
 def _nodes(nodes: tuple[NodeStatus, ...], width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("node")
-    table.add_column("role")
+    columns = _BAR if width >= 80 else 12
+    table.add_column("node", no_wrap=True)
+    table.add_column("role", no_wrap=True)
     legend = Text(" ").join(Text.assemble(("■ ", style), name) for name, style in _PARTS)
-    table.add_column(legend, min_width=_BAR, no_wrap=True)
-    table.add_column("busy", justify="right")
-    table.add_column("pushes/s", justify="right")
+    table.add_column(legend, min_width=columns)  # folded where there is no room for its one line
+    table.add_column("busy", justify="right", no_wrap=True)
+    table.add_column("pushes/s", justify="right", no_wrap=True)
     for node in nodes:
         works = node.role in ("worker", "both")
         busy = node.compute_share + node.transfer_share
@@ -113,7 +116,7 @@ def _nodes(nodes: tuple[NodeStatus, ...], width: int) -> Table:
         table.add_row(
             Text(node.name, style=style),
             Text(node.role, style=style),
-            _bar(node, _BAR if width >= 80 else 12) if works else Text(""),
+            _bar(node, columns) if works else Text(""),
             Text(f"{busy:.0%}" if works else ""),
             Text(f"{node.pushes_per_second:.1f}" if works else ""),
         )

@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 import pytest
 import safetensors.numpy
+from msgspec.structs import fields
 from rich.console import Console
 
 import harness
@@ -30,7 +31,7 @@ from harness.comparison import run_process
 from harness.comparison.results import hold_one_job
 from harness.drive import play
 from harness.live.deploy import deployment, job_folder
-from harness.live.deploy.deployment import Deployment, LiveOptions, _how_to_go_on, deploy, described
+from harness.live.deploy.deployment import Deployment, LiveOptions, deploy, described, how_to_go_on
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
@@ -39,6 +40,7 @@ from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load, system
 from harness.score import score
+from simulators.cluster.conditions import Conditions
 from tests.live.support.clusters import alone
 from tests.live.support.pretend import PretendProcesses
 from tests.support.made_up import score_row
@@ -186,6 +188,20 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     (here / "small.toml").write_text(SMALL)
     assert main(["deploy", "--live", "small.toml", "--dry-run"]) == 0
     assert "Not applied" not in capsys.readouterr().out
+    late, lost = '{ nodes = ["n0"], delay_seconds = 0.1 }', "{ every_seconds = 50.0 }"
+    (here / "small.toml").write_text(
+        f"{SMALL}delays = [{late}]\nlosses = [{lost}]\nreplay.bandwidth = 'shipped:uta-ec2-tokenbucket'\n"
+    )
+    assert main(["deploy", "small.toml"]) == 0
+    assert "\nNot applied: delays, losses, replay of [conditions]" in capsys.readouterr().out
+    assert main(["deploy", "small.toml", "--emulate=nodes"]) == 0
+    assert "Not emulated: the speed of links, delays, token buckets.\n" in capsys.readouterr().out
+
+
+def test_every_condition_is_said_or_has_no_effect_on_real_processes():
+    named = {field.name for field in fields(Conditions)}
+    # Noise of simulated times, and what a tuner's thinking costs there: a host has its own.
+    assert named - {"jitter", "stagger", "thinking_seconds"} == set(deployment._SIMULATED)
 
 
 def test_what_is_emulated_is_said_when_it_starts(here, monkeypatch):
@@ -223,6 +239,14 @@ def test_an_address_without_a_cluster_is_refused(here, capsys):
         capsys, "--live", "small.toml", "--address", address
     )
     assert not (here / "deployed").exists()
+
+
+def test_an_address_that_the_environment_has_is_named_as_such(here, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    said = refused(capsys, "--live", "small.toml")
+    assert "a Ray cluster at 'nonsense': write HOST:PORT, ray://HOST:PORT, auto or local; RAY_ADDRESS has this one." in said
+    assert "unset RAY_ADDRESS" in refused(capsys, "--live", "small.toml", "--emulate")
+    assert "RAY_ADDRESS" not in refused(capsys, "--live", "small.toml", "--address", "other")
 
 
 def test_what_cannot_be_deployed_is_refused(here, capsys):
@@ -291,7 +315,7 @@ def test_a_job_whose_model_of_the_users_has_changed_is_not_resumed(here, capsys)
     (here / "mine.py").write_text("from jax.numpy import zeros\n" + text.format(zeros="zeros"))
     (here / "small.toml").write_text(re.sub(r"(?m)^name = .*", r'\g<0>\nmodel = "mine.py:make_model"', SMALL))
     begun(here / "out")
-    assert main(["deploy", "small.toml", "--out", "out"]) == 0
+    assert main(["deploy", "small.toml", "--out", "out", "--resume"]) == 0
     assert "640 parameters" in capsys.readouterr().out
     spec, other = Spec.of(load("small.toml"), 0), Spec.of(load("small.toml"), 1)
     assert copied(spec).parameters.tobytes() == spec.parameters.tobytes()
@@ -317,13 +341,38 @@ def test_a_folder_is_written_once_and_resumed_as_it_was(here, capsys):
     assert "it was deployed with seed 0, and this is 1" in refused(capsys, *live, "--resume", "--seed", "1")
     (here / "out" / "score.json").write_text('{"status": "budget"}')
     assert "the job has ended (budget). Name another folder" in refused(capsys, *live, "--resume")
+    assert refused(capsys, *live).endswith("it is there already. Name another with --out.\n")
     (here / "out" / "score.json").write_text('{"status": "error"}')  # its tuner has failed: the job may go on
+    assert "Go on with it by --resume" in refused(capsys, *live)
     (here / "small.toml").write_text(SMALL.replace("1.2", "1.3"))
     assert "scenario 'small' has changed since" in refused(capsys, *live, "--resume")
     (here / "file").write_text("")
     assert "it is a file" in refused(capsys, "--live", "small.toml", "--out", "file")
     with job_folder.claimed(here / "busy", load("small.toml"), "fixed", 0, resume=False):
         assert "another job is running there" in refused(capsys, "--live", "small.toml", "--out", "busy")
+
+
+def test_a_job_that_failed_before_its_first_checkpoint_is_not_sent_from_one_refusal_to_the_other(here, capsys):
+    begun(here / "out")
+    (here / "out" / job_folder.CHECKPOINT).unlink()
+    (here / "out" / "score.json").write_text('{"status": "error"}')
+    live = ("--live", "small.toml", "--out", "out")
+    said = refused(capsys, *live, "--resume")
+    assert "its job ended before it had a checkpoint. Name another folder with --out, without --resume." in said
+    assert refused(capsys, *live).endswith("it is there already. Name another with --out.\n")
+    (here / "mine").mkdir()
+    (here / "mine" / "thesis.tex").write_text("")
+    assert refused(capsys, "--live", "small.toml", "--out", "mine").endswith(
+        "it is there already. Name another with --out.\n"
+    )
+
+
+def test_a_dry_run_refuses_the_folder_that_the_job_would_be_refused(here, capsys):
+    begun(here / "out")
+    assert "it is there already" in refused(capsys, "small.toml", "--out", "out")
+    assert "it is there already" in refused(capsys, "small.toml", "--out", "out", "--tuners", "fixed,asp")
+    assert "it has no checkpoint of a job" in refused(capsys, "small.toml", "--out", "none", "--resume")
+    assert not (here / "none").exists()
 
 
 def test_the_folder_of_a_job_that_has_not_ended_has_no_results_and_is_no_trace(here, capsys):
@@ -435,6 +484,74 @@ def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, m
     assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
 
 
+def test_an_interrupt_waits_until_the_results_are_written(here):
+    """A folder with a half of them could neither be reported nor resumed."""
+    written = []
+
+    def interrupted():
+        with deployment._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            written.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert written == ["all"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_an_interrupt_while_the_job_starts_or_ends_says_what_its_folder_has(here, capsys, monkeypatch, began):
+    def stops(*_):
+        if began:
+            begun(here / "out")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deployment, "deploy", stops)
+    assert main(["deploy", "--live", "small.toml", "--out", "out"]) == 130
+    said = capsys.readouterr().err
+    assert "interrupted; all processes have ended. out has " in said
+    assert ("out has the checkpoint of 1.0 s. The same command with --resume goes on from there." in said) == began
+
+
+def ended_without_checkpoint(here, tuner, error):
+    """What is said when a job ends whose last checkpoint raises `error`, and the status with which it ended."""
+    (here / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 0.2"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "job")
+    wanted.out.mkdir()
+    spec, kept, said = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(wanted.out), []
+    log = job_folder.ExchangeLog(kept, wanted.out)
+
+    def full(_):
+        raise error
+
+    with LiveSystem(spec, PretendProcesses(spec.job), keep=full) as live:
+        played = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), said.append)
+    return said, played.outcome.status
+
+
+def test_a_job_that_ends_while_the_disk_is_full_has_no_result_that_would_forbid_to_resume_it(here):
+    with pytest.raises(OSError, match="No space left"):
+        ended_without_checkpoint(here, resolve("fixed").factory, OSError(errno.ENOSPC, "No space left on device"))
+
+
+@pytest.mark.parametrize(("fails", "words"), [(True, "so the job cannot be resumed."), (False, "job has no model.")])
+def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monkeypatch, fails, words):
+    def gone(_):
+        raise RuntimeError("The job is broken: the coordinator is gone.")
+
+    def tuner(job):
+        yield from Run(seconds=0.01)
+        if fails:
+            raise KeyError("a fault")
+
+    monkeypatch.setattr(LiveSystem, "checkpoint", gone)
+    said, status = ended_without_checkpoint(here, tuner, OSError())
+    assert said[1] == "It could not be saved: The job is broken: the coordinator is gone."
+    assert said[2].endswith(words)
+    assert (status == "error") == fails
+
+
 def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):
     """`harness report` names the recording to who asks for the results of such a job."""
 
@@ -469,7 +586,7 @@ def test_a_corrupt_checkpoint_is_not_resumed(here, capsys, harm):
         path.write_bytes(safetensors.numpy.save({"x": np.ones(3)}))
     said = refused(capsys, "--live", "small.toml", "--out", "out", "--resume")
     assert f"Cannot resume from {Path('out') / job_folder.CHECKPOINT}" in said
-    assert "without --resume" in said
+    assert "without --resume, to another folder" in said
 
 
 # ------------------------------------------------------------------------------------------------------------- on Ray
@@ -622,9 +739,9 @@ def test_sigterm_leaves_a_checkpoint_whoever_else_receives_it(here, ray_alone, t
 
 
 def test_a_job_that_was_stopped_promises_no_checkpoint_that_it_does_not_have(here):
-    assert _how_to_go_on(here / "out", saved=False) == f"{here / 'out'} has no checkpoint yet, so the job cannot be resumed."
+    assert how_to_go_on(here / "out", saved=False) == f"{here / 'out'} has no checkpoint yet, so the job cannot be resumed."
     begun(here / "out")
-    said = _how_to_go_on(here / "out", saved=False)
+    said = how_to_go_on(here / "out", saved=False)
     assert said == f"{here / 'out'} has the checkpoint of 1.0 s. The same command with --resume goes on from there."
 
 

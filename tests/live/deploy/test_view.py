@@ -78,6 +78,17 @@ def test_the_table_shows_busy_nodes_the_setting_and_events():
     assert " · target" in shown(drawn("mine", replace(STATUS, status="target")))
 
 
+def test_a_narrow_terminal_shows_roles_and_a_long_name_widens_nothing():
+    said = shown(
+        drawn("live-digits[target.value=0.93], tuned by cruise[gain=0.1]", replace(STATUS, status="target"), 60), 60
+    )
+    lines = said.splitlines()
+    assert max(map(len, lines)) == 57
+    assert lines[0].endswith("… · target ─╮")
+    for words in ("│ n0    worker  ", "│ n2    server  ", "  busy  pushes/s │", "  75%     100.0 │"):
+        assert words in said
+
+
 def test_without_a_terminal_there_are_lines():
     console = Console(width=120, color_system=None, file=io.StringIO())
     with watched(console, "mine", lambda: STATUS):

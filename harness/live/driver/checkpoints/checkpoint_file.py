@@ -25,6 +25,7 @@ COORDINATOR, DRIVER = "coordinator", "driver"
 """The tensors with the state of each, uint8. All others are vectors of the model, float32: BRANCH/VECTOR."""
 
 _VERSION = "3"
+_AGAIN = "To start again, deploy without --resume, to another folder."
 
 
 class _State(TypedDict):
@@ -87,7 +88,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 def load(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`. Raises ValueError if there is none, or it is damaged or of another version."""
     if not path.is_file():
-        raise ValueError(f"Cannot resume from {path}: there is no such file. Deploy without --resume to start again.")
+        raise ValueError(f"Cannot resume from {path}: there is no such file. {_AGAIN}")
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             metadata = opened.metadata() or {}
@@ -98,7 +99,7 @@ def load(path: Path) -> Checkpoint:
         found = metadata.get("harness_checkpoint", "no number")
         raise ValueError(
             f"Cannot resume from {path}: as a checkpoint it has format {found}, and this harness reads format {_VERSION}. "
-            "Use the version that wrote it, or deploy without --resume to start again."
+            f"Use the version that wrote it. {_AGAIN}"
         )
     state = metadata.get("state", "")
     if _digest(tensors, state) != metadata.get("sha256"):
@@ -119,6 +120,4 @@ def _digest(tensors: Mapping[str, NDArray[Any]], state: str) -> str:
 
 
 def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(
-        f"Cannot resume from {path}: it is damaged or cut short ({why}). Deploy without --resume to start again."
-    )
+    return ValueError(f"Cannot resume from {path}: it is damaged or cut short ({why}). {_AGAIN}")
