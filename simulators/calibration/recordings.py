@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Annotated, Any
 
@@ -44,7 +45,8 @@ _AWAKE = Sleeper(0.0, 0.0)
 _NAMED = 4  # workers or settings that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
-_ENDED = 0.05  # share of a segment at its end, in which not all workers push, that is left out
+_ENDED = 0.05  # share of a segment in which not all workers push, in its middle or at its end, that is left out
+_FEW = 5  # events of which a rate is told: of fewer, its standard error is half of it or more (Poisson)
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
 _COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
 _BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
@@ -527,14 +529,20 @@ def _segments(
         )
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     found, seen, more, fewer, gaps, partly = [], set[int](), set[int](), 0, list[float](), list[str]()
+    still = list[str]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
-    for (segment, _), pushes in apart:
+    each_apart = [(segment, pushes) for (segment, _), pushes in apart if wanted.has(described[segment])]
+    stops = [_stops(pushes) if branches[described[segment]["run"]] == 1 else [] for segment, pushes in each_apart]
+    if not 0 < sum(map(len, stops)) < max(_FEW, _RARE * sum(pushes.height for _, pushes in each_apart)):
+        stops = [[]] * len(stops)  # there are none, or so many that they are a part of what a cycle takes
+    for (segment, pushes), stopped in zip(each_apart, stops, strict=True):
         setting = described[segment]
-        if not wanted.has(setting):
-            continue
         seen.add(segment)
         alone = branches[setting["run"]] == 1
+        if stopped:
+            still += [f"{setting['run']} for {max(high - low for low, high in stopped):.3g} s"]
+            pushes = _between(pushes, stopped)
         if alone:
             pushes, told = _while_all_push(setting["run"], pushes)
             partly += [told] if told else []
@@ -564,6 +572,11 @@ def _segments(
         caveats.append(
             f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
             f"push: {_first_of(partly)}; were workers lost, or do the clocks of machines differ?"
+        )
+    if still:
+        caveats.append(
+            f"in {len(still)} settings a worker stood still by itself: {_first_of(still)}; only the longest time without "
+            "such a stop is used, and predictions have none: how often they occur is not told by so few"
         )
     drifting = [told for told in map(_drift, found) if told]
     if len(drifting) > _COMMON * len(found):
@@ -606,6 +619,40 @@ def _not_recorded(pushes: pl.DataFrame) -> int:
     apart = pl.col("clock").diff().drop_nulls()
     each = pushes.group_by("worker").agg(missing=(apart - 1).sum(), usual=apart.median(), least=apart.min())
     return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
+
+
+def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
+    """From when to when a worker of a segment stood still: a few times between two of its pushes that are far longer than
+    all others of it, and a good part of the segment, after its warm-up. Those that begin within a cycle are one: all wait at
+    a barrier, or for a server."""
+    least = _ENDED * float(pushes["seconds"][-1] - pushes["seconds"][0])
+    begun = pushes["seconds"][int(_WARM_UP * pushes.height)]
+    found, usual = list[tuple[float, float]](), 0.0
+    for _, own in pushes.group_by("worker", maintain_order=True):
+        seconds, clocks = own["seconds"].to_numpy(), np.diff(own["clock"].to_numpy())
+        # Where rows are missing, a time is that of several mini-batches.
+        each = np.diff(seconds) / (np.maximum(clocks, 1) if len(clocks) and np.median(clocks) == 1 else 1)
+        longest = np.argsort(-each, kind="stable")[: _FEW + 1]
+        count = max(
+            (k for k, (i, j) in enumerate(pairwise(longest), 1) if each[i] > max(_SILENT * each[j], least)), default=0
+        )
+        usual = max([usual, *each[longest[count : count + 1]]])
+        found += [(seconds[i], seconds[i + 1]) for i in longest[:count] if seconds[i + 1] > begun]
+    apart = list[tuple[float, float]]()
+    for low, high in sorted(found):
+        if apart and low - apart[-1][0] <= usual:
+            apart[-1] = (apart[-1][0], max(high, apart[-1][1]))
+        else:
+            apart.append((low, high))
+    return apart
+
+
+def _between(pushes: pl.DataFrame, stops: Sequence[tuple[float, float]]) -> pl.DataFrame:
+    """The pushes of the longest time without `stops`, which are in the order of their beginnings."""
+    begins = [pushes["seconds"][0], *accumulate((high for _, high in stops), max)]
+    ends = [*(low for low, _ in stops), pushes["seconds"][-1]]
+    low, high = max(zip(begins, ends, strict=True), key=lambda part: part[1] - part[0])
+    return pushes.filter(pl.col("seconds").is_between(low, high))
 
 
 def _while_all_push(run: str, pushes: pl.DataFrame) -> tuple[pl.DataFrame, str]:
@@ -725,7 +772,7 @@ def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tu
     sigma = max(float(high - low) / 2, 1e-4)
     far = ratio > max(math.exp(_FAR * sigma), 1.2)
     slept = None
-    if far.mean() > _RARE:
+    if far.mean() > _RARE and far.sum() >= _FEW:
         slept = Sleeps(float(far.mean()), float(excess[far].mean()), float(excess[far].std()))
     p99 = float(np.quantile(ratio, 0.99))
     return Noise(math.sqrt(math.expm1(sigma**2)), slept, len(ratio), p99, math.exp(2.3263 * sigma))

@@ -651,6 +651,36 @@ def test_only_the_time_in_which_all_workers_push_tells_of_cycles(counts, first, 
     assert [used in caveat for caveat in found.caveats] == [True] * bool(used)
 
 
+def stopping(runs, stops):
+    """Pushes of runs of 60 cycles of 1 s of two workers, which begin with `stops` of 30 s: by run, worker and cycle."""
+    stopped = dict.fromkeys(stops, 30.0)
+    made = []
+    for run in runs:
+        for worker in range(2):
+            computing = [1.0 + stopped.get((run, worker, i), 0.0) + 0.01 * (i % 3) for i in range(60)]
+            made += [
+                {"run": run, "worker": worker, "clock": i, "seconds": 0.3 * worker + float(end), "compute_seconds": took}
+                for i, (took, end) in enumerate(zip(computing, np.cumsum(computing), strict=True))
+            ]
+    return sorted(made, key=lambda push: push["seconds"])
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [[("a", 1, 40)], [("a", 0, 20), ("b", 0, 40)], [("a", w, 15 * i + 9 * w) for w in (0, 1) for i in (1, 2, 3)]],
+    ids=["one", "two", "a sleep in every twentieth"],
+)
+def test_a_worker_that_stands_still_once_or_twice_tells_no_sleeps(stops):
+    """One of 360 mini-batches that took 30 s was simulated in all predictions, 30 s in every 360th, and made a cycle of its
+    setting 1.6 times as long. Where workers stand still often, that is a part of what cycles take."""
+    settings = [STEADY | {"run": run} for run in "abc"]
+    found = read_tables(tables([{"run": run} for run in "abc"], settings, iterations=stopping("abc", stops)))
+    few = len(stops) < 5
+    assert ([row.cycle_seconds for row in found.rows] == pytest.approx([1.01] * 3, rel=0.02)) == few
+    assert (found.noise.sleeps is None) == few
+    assert any("settings a worker stood still by itself: a for 31 s" in caveat for caveat in found.caveats) == few
+
+
 @pytest.mark.parametrize(("at", "said"), [(10.0, "19 iterations before the first setting of their run"), (0.0, "")])
 def test_iterations_before_the_first_setting_are_told(at, said):
     settings = [STEADY | {"run": "a", "seconds": at}, STEADY | {"run": "b"}]
