@@ -532,7 +532,11 @@ def _segments(
     still = list[str]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
-    each_apart = [(segment, pushes) for (segment, _), pushes in apart if wanted.has(described[segment])]
+    each_apart = [
+        (segment, _without_late(pushes, described[segment]["workers"]))
+        for (segment, _), pushes in apart
+        if wanted.has(described[segment])
+    ]
     stops = [_stops(pushes) if branches[described[segment]["run"]] == 1 else [] for segment, pushes in each_apart]
     if not 0 < sum(map(len, stops)) < max(_FEW, _RARE * sum(pushes.height for _, pushes in each_apart)):
         stops = [[]] * len(stops)  # there are none, or so many that they are a part of what a cycle takes
@@ -619,6 +623,15 @@ def _not_recorded(pushes: pl.DataFrame) -> int:
     apart = pl.col("clock").diff().drop_nulls()
     each = pushes.group_by("worker").agg(missing=(apart - 1).sum(), usual=apart.median(), least=apart.min())
     return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
+
+
+def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
+    """The pushes without those of workers that end in the warm-up, where more pushed than there are: these belong to the
+    setting before. They were in flight when it ended, or a machine's clock is late."""
+    if pushes["worker"].n_unique() <= workers:
+        return pushes
+    later = pushes.slice(max(1, int(_WARM_UP * pushes.height)))["worker"].unique()
+    return pushes.filter(pl.col("worker").is_in(later.implode())) if len(later) == workers else pushes
 
 
 def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:

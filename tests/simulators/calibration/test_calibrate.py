@@ -681,6 +681,22 @@ def test_a_worker_that_stands_still_once_or_twice_tells_no_sleeps(stops):
     assert any("settings a worker stood still by itself: a for 31 s" in caveat for caveat in found.caveats) == few
 
 
+@pytest.mark.parametrize("late", [0.0, 0.8])
+def test_the_last_push_of_a_worker_that_leaves_is_of_the_setting_before(late):
+    """It is in flight when the setting changes, or its clock is late. Before, the whole setting after it was left out."""
+    settings = [STEADY | {"run": "a", "workers": 3}, STEADY | {"run": "a", "seconds": 40.0}]
+    leaving = pushing((0, 0, 41), first=(0.0, 0.0, 0.2 + late))
+    pushes = sorted(pushing((100, 100)) + leaving, key=lambda push: push["seconds"])
+    found = read_tables(tables([{"run": "a"}], settings, iterations=pushes))
+    assert [(row.workers, row.cycle_seconds) for row in found.rows] == [(3, pytest.approx(1.0)), (2, pytest.approx(1.0))]
+    assert not found.caveats
+
+
+def test_more_workers_than_a_setting_has_are_told():
+    found = read_tables(tables([{"run": "a"}], [STEADY | {"run": "a"}], iterations=pushing((50, 50, 50), first=(0.0,) * 3)))
+    assert "1 settings are left out: more workers pushed than they have" in found.caveats[0]
+
+
 @pytest.mark.parametrize(("at", "said"), [(10.0, "19 iterations before the first setting of their run"), (0.0, "")])
 def test_iterations_before_the_first_setting_are_told(at, said):
     settings = [STEADY | {"run": "a", "seconds": at}, STEADY | {"run": "b"}]
