@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from simulators.calibration.model import Row, WorkerTime, with_speeds
+from simulators.calibration.model import Row, WorkerTime, named, on_machines, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import ERROR_OF_MEDIAN, Sleeper, sleepers
@@ -121,7 +121,13 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
         segments = _segments(timed, settings, left_out, wanted, caveats)
         slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
-        rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
+        told, contradict = on_machines(list(_rows_of_iterations(segments, slow)))
+        rows, noise = list(with_speeds(told)), _noise(segments, slow)
+        if contradict:
+            caveats.append(
+                f"{len(contradict)} runs contradict each other in how fast machines of one name or number are: "
+                f"{_first_of(contradict)}; each run is taken to have machines of its own, relative to its median one"
+            )
     else:
         rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out))
         alone = settings.filter(~pl.col("run").is_duplicated(), ~pl.col("run").is_in(left_out["run"].implode()))
@@ -193,11 +199,7 @@ def joined(recordings: Sequence[tuple[str, Recording]]) -> Recording:
     """
     every = [recording for _, recording in recordings]
     first = every[0]
-    rows = [
-        replace(row, run=f"{name}/{row.run}")
-        for name, recording in recordings
-        for row in with_links_of(recording, first).rows
-    ]
+    rows = [named(name, row) for name, recording in recordings for row in with_links_of(recording, first).rows]
     timed = [r.noise for r in every if r.noise is not None]
     return Recording(
         tuple({row.identity: row for row in rows}.values()),
@@ -722,7 +724,7 @@ def _rows_of_iterations(
         if setting["branches"] == 1:
             parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
         # A straggler's sleep is not a matter of its speed.
-        each = _worker_times(pushes)
+        each = _worker_times(pushes, _told(setting).get("workers", ()))
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
@@ -750,21 +752,21 @@ def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[f
     return [math.sqrt(usual.get(kind, 0.0) / n) if n else 0.0 for kind, n in zip(kinds, counts, strict=True)]
 
 
-def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:
-    """The median of each worker, with a standard error by the distance of quantiles at one standard deviation.
+def _worker_times(pushes: pl.DataFrame, machines: Sequence[str]) -> list[WorkerTime]:
+    """The median of each worker, with a standard error by the distance of quantiles at one standard deviation; and with its
+    machine, where those of all are known.
 
     A worker of few mini-batches may look steady by chance: it is taken to vary at least as much as the usual worker.
     """
     timed = pushes.filter(pl.col("compute_seconds") > 0).group_by("worker").agg("compute_seconds").sort("worker")
-    seen = {worker: np.quantile(times, [0.16, 0.5, 0.84]) for worker, times in timed.iter_rows()}
+    seen = {worker: np.quantile(times, [0.16, 0.5, 0.84]).tolist() for worker, times in timed.iter_rows()}
     counts = dict(timed.select("worker", pl.col("compute_seconds").list.len()).iter_rows())
     varies = {worker: (high - low) / 2 / middle for worker, (low, middle, high) in seen.items()}
     usual = float(np.median(list(varies.values()))) if varies else 0.0
+    names = machines if len(machines) == len(seen) else [str(worker) for worker in seen]
     return [
-        WorkerTime(
-            worker, float(middle), ERROR_OF_MEDIAN * float(middle) * max(varies[worker], usual) / math.sqrt(counts[worker])
-        )
-        for worker, (_, middle, _) in seen.items()
+        WorkerTime(worker, middle, ERROR_OF_MEDIAN * middle * max(varies[worker], usual) / math.sqrt(counts[worker]), name)
+        for (worker, (_, middle, _)), name in zip(seen.items(), names, strict=True)
     ]
 
 

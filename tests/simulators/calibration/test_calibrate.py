@@ -18,7 +18,7 @@ from harness.cli import main
 from simulators.calibration import closed_form, model, validation
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
-from simulators.calibration.model import WorkerTime, plant, simulated, with_speeds
+from simulators.calibration.model import WorkerTime, on_machines, plant, simulated, with_speeds
 from simulators.calibration.output import Provenance, to_toml
 from simulators.calibration.recordings import Recording, read_tables, with_snapshots
 from simulators.calibration.selection import EVERYTHING, Selection
@@ -464,6 +464,46 @@ def test_rows_of_few_workers_tell_the_speeds_that_all_rows_of_their_run_tell(com
         rows.append(row(len(crew), 1, worker_times=timed, pushes=10 * len(crew)))
     for crew, told in zip(crews, with_speeds(rows, common), strict=True):
         assert told.speeds == pytest.approx([true[w] for w in crew], abs=0.001)
+
+
+def of_machines(run, crew, true, disturbed=1.0):
+    """A row of workers on the machines of a crew, by name or number, of which each has a `true` speed."""
+    seen = enumerate(crew)
+    timed = tuple(WorkerTime(w, disturbed / true[name], 1e-3, str(name)) for w, name in seen)
+    return replace(row(len(crew), 1, worker_times=timed, pushes=10 * len(crew)), run=run)
+
+
+@pytest.mark.parametrize("disturbed", [1.0, 1.2])
+def test_runs_that_have_some_machines_in_common_tell_their_speeds_together(disturbed):
+    """By the median machine of each run, two quick and two slow machines had 1.5 and 0.75 times the speed of the quick ones
+    alone, so that predictions were up to 25 % off."""
+    true = {"a": 1.0, "b": 1.0, "c": 0.5, "d": 0.5}
+    crews = ["ab", "abcd", "cd", "a", "bd"]
+    rows = [of_machines(f"{i}", crew, true, disturbed if i == 1 else 1.0) for i, crew in enumerate(crews)]
+    found, contradict = on_machines(rows)
+    told = [r.speeds or (1.0,) * r.workers for r in with_speeds(found)]
+    assert told == [pytest.approx([true[name] for name in crew], abs=0.002) for crew in crews]
+    assert not contradict
+    # In one row of each machine they are alike, and stay as they are.
+    assert on_machines([rows[0], rows[3]])[0] == (rows[0], rows[3])
+
+
+def test_runs_whose_machines_are_others_tell_speeds_alone():
+    """Worker 1 is slow in one run and quick in another: numbers are no machines then, and that is said."""
+    one = of_machines("a", (0, 1, 2), {0: 1.0, 1: 0.5, 2: 1.0})
+    other = of_machines("b", (0, 1, 2, 3), {0: 0.5, 1: 1.0, 2: 1.0, 3: 1.0})
+    assert on_machines([one, other]) == ((one, other), ("a", "b"))
+
+
+def test_machines_of_about_the_same_speed_are_one_node_type():
+    apart = [(1.0, 0.497, 1.0), (0.505, 1.0, 0.99), (1.0, 0.75, 1.0)]
+    rows = [
+        replace(r, run=r.run + str(i), worker_times=times(*(1 / s for s in speeds)), pushes=10)
+        for i, (r, speeds) in enumerate(zip(told_by_formula([row(3, s) for s in (1, 2, 3)], TRUE), apart, strict=True))
+    ]
+    found = fit(rows, Constants(cores=8, model_bytes=1.0), resamples=0, engine=False)
+    said = tomllib.loads(to_toml({"toy": found}, Recording(tuple(rows), None, (), (), (), ()), ORIGIN))
+    assert [p["devices"][0]["speed"] for p in said["profiles"].values()] == pytest.approx([0.5, 0.75, 1.0], rel=0.05)
 
 
 def of_unequal_batches(sizes, speeds, true=TRUE, **more):
