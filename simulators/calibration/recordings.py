@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
+from scipy.stats import t
 
 from simulators.calibration.model import Row, WorkerTime, named, on_machines, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
@@ -48,8 +49,7 @@ _SILENT = 3.0  # times its longest time between two pushes, for which a worker i
 _ENDED = 0.05  # share of a segment in which not all workers push, in its middle or at its end, that is left out
 _FEW = 5  # events of which a rate is told: of fewer, its standard error is half of it or more (Poisson)
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
-_COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
-_BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
+_BY_CHANCE = 0.01  # chance that any setting of a recording is told to be so although its cycles are steady
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
     "node_steps": [],
@@ -584,8 +584,7 @@ def _segments(
             f"in {len(still)} settings a worker stood still by itself: {_first_of(still)}; only the longest time without "
             "such a stop is used, and predictions have none: how often they occur is not told by so few"
         )
-    drifting = [told for told in map(_drift, found) if told]
-    if len(drifting) > _COMMON * len(found):
+    if drifting := _drifting(found):
         caveats.append(
             f"in {len(drifting)} of {len(found)} settings cycles are not steady: {_first_of(drifting)}; "
             "record for longer, or leave out what is not like the rest, such as a slow start"
@@ -600,21 +599,47 @@ def _segments(
     return found
 
 
-def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> str:
-    """How the first third of a segment's cycles, without the warm-up, differs from the second half; "" where it does not,
-    by more than how the second half varies explains (Geweke 1992, Evaluating the accuracy of sampling-based approaches)."""
+class _Drift(NamedTuple):
+    """How a segment's cycles, without the warm-up, go on."""
+
+    run: str
+    early: float  # mean of the first third, seconds
+    late: float  # of the second half
+    varies: float  # relative variance of the latter, of a cycle, by means of batches
+    counts: tuple[int, int]  # cycles of both
+    batches: int
+    barrier: bool
+
+
+def _drifting(segments: Sequence[tuple[dict[str, Any], pl.DataFrame]]) -> list[str]:
+    """The segments whose early cycles differ from late ones by more than how the late ones vary explains (Geweke 1992,
+    Evaluating the accuracy of sampling-based approaches): a t-test of each, by Bonferroni's correction.
+
+    Few batches may be alike by chance: they count as varying as those of the usual segment, at least.
+    """
+    seen = [drift for drift in map(_drift, segments) if drift is not None]
+    usual = {kind: median([d.varies for d in seen if d.barrier == kind] or [0.0]) for kind in (False, True)}
+    found = []
+    for drift in seen:
+        error = math.sqrt(max(drift.varies, usual[drift.barrier]) * sum(1 / n for n in drift.counts))
+        by_chance = error * float(t.ppf(1 - _BY_CHANCE / 2 / len(seen), drift.batches - 1))
+        if abs(math.log(drift.early / drift.late)) > max(_UNSTEADY, by_chance):
+            found.append(f"{drift.run} from {drift.early:.3g} to {drift.late:.3g} s")
+    return found
+
+
+def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> _Drift | None:
     setting, pushes = segment
     cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
     early, late = cycles[: len(cycles) // 3], cycles[len(cycles) // 2 :]
     size = math.isqrt(len(late))
     batches = late[: len(late) // size * size].reshape(-1, size).mean(axis=1) if size else late
     if setting["branches"] > 1 or len(batches) < _FEWEST or not min(early.mean(), late.mean()) > 0:
-        return ""
-    varies = size * float(batches.var(ddof=1)) / float(late.mean()) ** 2
-    apart = math.log(early.mean() / late.mean())
-    if abs(apart) < max(_UNSTEADY, _BY_CHANCE * math.sqrt(varies * (1 / len(early) + 1 / len(late)))):
-        return ""
-    return f"{setting['run']} from {early.mean():.3g} to {late.mean():.3g} s"
+        return None
+    means = float(early.mean()), float(late.mean())
+    varies = size * float(batches.var(ddof=1)) / means[1] ** 2
+    counts = len(early), len(late)
+    return _Drift(setting["run"], *means, varies, counts, len(batches), setting["policy"] in _SYNCHRONOUS)
 
 
 def _not_recorded(pushes: pl.DataFrame) -> int:
