@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from statistics import median
+from statistics import median, median_low
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -49,6 +49,7 @@ _SILENT = 3.0  # times its longest time between two pushes, for which a worker i
 _ENDED = 0.05  # share of a segment in which not all workers push, in its middle or at its end, that is left out
 _FEW = 5  # events of which a rate is told: of fewer, its standard error is half of it or more (Poisson)
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
+_SLOW_LINK = 1.6  # times as long as usual: transfers of a worker on alike links took up to 1.5 times as long (`traces/data`)
 _BY_CHANCE = 0.01  # chance that any setting of a recording is told to be so although its cycles are steady
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
@@ -122,6 +123,12 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
         segments = _segments(timed, settings, left_out, wanted, caveats)
         slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
         told, contradict = on_machines(list(_rows_of_iterations(segments, slow)))
+        if links := _slow_links(segments, told):
+            caveats.append(
+                f"pulls and pushes of some workers take longer than those beside them: {_first_of(links)}; if their links "
+                "are slower, give the rates of all links in the runs' extras, and the names of nodes in the column setting: "
+                "otherwise all count as alike, and predictions do not know which workers are slow"
+            )
         rows, noise = list(with_speeds(told)), _noise(segments, slow)
         if contradict:
             caveats.append(
@@ -754,6 +761,21 @@ def _rows_of_iterations(
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
         yield _row(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts)
+
+
+def _slow_links(segments: Sequence[tuple[dict[str, Any], pl.DataFrame]], rows: Sequence[Row]) -> list[str]:
+    """The workers whose pulls and pushes take far longer than the usual ones beside them, in the mean over the settings of
+    their run, where nothing is known that makes them so."""
+    longer: dict[tuple[str, int], list[float]] = {}
+    for (setting, pushes), row in zip(segments, rows, strict=True):
+        if row.nics or row.delays or row.shared:
+            continue
+        took = pushes.group_by("worker", maintain_order=True).agg(pl.sum_horizontal(_PARTS[1:3]).median().alias("seconds"))
+        timed = dict(took.filter(pl.col("seconds") > 0).iter_rows())
+        for worker, seconds in timed.items():
+            longer.setdefault((setting["run"], worker), []).append(math.log(seconds / median_low(timed.values())))
+    times = {who: math.exp(float(np.mean(logs))) for who, logs in sorted(longer.items())}
+    return [f"worker {worker} of {run} {of:.2g} times" for (run, worker), of in times.items() if of > _SLOW_LINK]
 
 
 def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[float]:

@@ -721,6 +721,23 @@ def test_a_worker_that_stands_still_once_or_twice_tells_no_sleeps(stops):
     assert any("settings a worker stood still by itself: a for 31 s" in caveat for caveat in found.caveats) == few
 
 
+@pytest.mark.parametrize(("slower", "rates", "said"), [(3.0, (), True), (1.2, (), False), (3.0, (3e6, 1e6, 3e6), False)])
+def test_workers_whose_links_seem_slow_are_told_where_no_rates_are_recorded(slower, rates, said):
+    """That something is lacking was said, and not what."""
+    whole = setting_text(Setting(workers=("n0", "n1"), servers=("n2",)))
+    nodes = {f"n{i}": {"nic_bytes_per_second": rate} for i, rate in enumerate(rates)}
+    settings = [STEADY | {"run": "a"} | ({"setting": whole} if rates else {})]
+    pushes = [
+        push | {"pull_seconds": took, "push_seconds": took}
+        for push in pushing((50, 50))
+        for took in [0.1 * (slower if push["worker"] else 1.0)]
+    ]
+    found = read_tables(tables([{"run": "a", "extras": json.dumps({"nodes": nodes})}], settings, iterations=pushes))
+    assert ["take longer than those beside them: worker 1 of a 3 times" in caveat for caveat in found.caveats] == [
+        True
+    ] * said
+
+
 @pytest.mark.parametrize("late", [0.0, 0.8])
 def test_the_last_push_of_a_worker_that_leaves_is_of_the_setting_before(late):
     """It is in flight when the setting changes, or its clock is late. Before, the whole setting after it was left out."""
