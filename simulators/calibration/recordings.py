@@ -670,11 +670,11 @@ def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
 
 def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
     """From when to when a worker of a segment stood still: a few times between two of its pushes that are far longer than
-    all others of it, and a good part of the segment, after its warm-up. Those that begin within a cycle are one: all wait at
-    a barrier, or for a server."""
+    all others of it, and a good part of the segment, after its warm-up. Those that begin within a cycle are one, as all
+    wait at a barrier or for a server, unless each has computed for that long."""
     least = _ENDED * float(pushes["seconds"][-1] - pushes["seconds"][0])
     begun = pushes["seconds"][int(_WARM_UP * pushes.height)]
-    found, usual = list[tuple[float, float]](), 0.0
+    found, usual = list[tuple[float, float, bool]](), 0.0
     for _, own in pushes.group_by("worker", maintain_order=True):
         seconds, clocks = own["seconds"].to_numpy(), np.diff(own["clock"].to_numpy())
         # Where rows are missing, a time is that of several mini-batches.
@@ -684,13 +684,16 @@ def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
             (k for k, (i, j) in enumerate(pairwise(longest), 1) if each[i] > max(_SILENT * each[j], least)), default=0
         )
         usual = max([usual, *each[longest[count : count + 1]]])
-        found += [(seconds[i], seconds[i + 1]) for i in longest[:count] if seconds[i + 1] > begun]
-    apart = list[tuple[float, float]]()
-    for low, high in sorted(found):
-        if apart and low - apart[-1][0] <= usual:
+        computed = own["compute_seconds"].fill_null(0.0).to_numpy()[1:] > each / 2
+        found += [(seconds[i], seconds[i + 1], bool(computed[i])) for i in longest[:count] if seconds[i + 1] > begun]
+    apart, alone = list[tuple[float, float]](), True
+    for low, high, computing in sorted(found):
+        if apart and low - apart[-1][0] <= usual and not (alone and computing):
             apart[-1] = (apart[-1][0], max(high, apart[-1][1]))
+            alone |= computing
         else:
             apart.append((low, high))
+            alone = computing
     return apart
 
 
