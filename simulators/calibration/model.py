@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from tuners import policies
 from tuners.actions import Setting, Target
 
 __all__ = [
+    "ALIKE",
     "SEEDS",
     "Constants",
     "Estimate",
@@ -37,6 +39,8 @@ __all__ = [
     "cluster",
     "comparable",
     "demand",
+    "named",
+    "on_machines",
     "over_seeds",
     "plant",
     "plants",
@@ -50,7 +54,8 @@ __all__ = [
     "with_speeds",
 ]
 
-_ALIKE = 0.05  # relative difference below which workers count as equally fast
+ALIKE = 0.05
+"""Relative difference below which workers count as equally fast."""
 _CHANCE = 0.99  # probability below which a difference between workers counts as chance
 _WARM_UP, _CYCLES, _PUSHES = 20, 40, 1600  # of one seed: cycles per worker before and while measuring, and the least pushes
 _LEAST_SEEDS = 4  # that a simulated mean is taken over
@@ -69,6 +74,7 @@ class WorkerTime(NamedTuple):
     worker: int  # its number
     seconds: float  # median, awake
     error: float = 0.0  # standard error of the median, seconds
+    machine: str = ""  # its name, or the number of the worker where it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,9 @@ class Row:
     all_pushes: int = 0  # number of pushes in `all_seconds`
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, as in `Cluster`; 0: none was taken
     cycle_snapshot_clocks: int = 0  # the same, of the pushes that `cycle_seconds` is a mean over, which may be few
+    usual_machine: str = (
+        ""  # whose speed is 1, where several runs tell speeds together (`on_machines`); "": the run's median
+    )
     machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
 
     @property
@@ -123,9 +132,9 @@ class Row:
         workers that sleep.
         """
         found = {name for name in ("nics", "delays") if len({*getattr(self, name)}) > 1}
-        if self.speeds and self.compute_seconds * (max(self.speeds) / min(self.speeds) - 1) >= _ALIKE * self.cycle_seconds:
+        if self.speeds and self.compute_seconds * (max(self.speeds) / min(self.speeds) - 1) >= ALIKE * self.cycle_seconds:
             found.add("speeds")
-        if any(s.mean_seconds >= _ALIKE * self.cycle_seconds for s in self.sleeps):
+        if any(s.mean_seconds >= ALIKE * self.cycle_seconds for s in self.sleeps):
             found.add("speeds")
         return frozenset(found)
 
@@ -176,11 +185,12 @@ class Row:
             all_seconds=0.0,
             all_pushes=0,
             worker_times=(),
+            usual_machine="",
         )
 
 
 def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0, scaled: float = 0.0) -> tuple[Row, ...]:
-    """The rows with each worker's speed over that of the median worker of its run.
+    """The rows with each worker's speed over that of the median worker of its run, or of the usual machine of several.
 
     A run's machines keep their speeds, so all its rows tell them together: the logarithm of a time is that of the row plus
     that of the worker, by least squares, weighted by pushes (analysis of two-way layouts). A row of few workers has another
@@ -190,29 +200,99 @@ def with_speeds(rows: Sequence[Row], common_seconds: float = 0.0, scaled: float 
     are equal (chi-squared test of homogeneity): of ten equal workers with few mini-batches each, two are almost always 5 %
     apart.
     """
-    runs: dict[str, list[Row]] = {}
-    for row in rows:
-        runs.setdefault(row.run, []).append(row)
-    speed = {
-        (run, worker): found for run, mine in runs.items() for worker, found in _speeds(mine, common_seconds, scaled).items()
-    }
+    speed = {group: _speeds(mine, common_seconds, scaled) for group, mine in _by(_told_with, rows).items()}
     made = []
     for row in rows:
-        mine = [speed[row.run, t.worker] for t in row.worker_times]
+        mine = [speed[_told_with(row)][_who(row, t)] for t in row.worker_times]
         made.append(replace(row, speeds=() if len(mine) != row.workers or _equal(mine) else tuple(s for s, _ in mine)))
     return tuple(made)
 
 
-def _speeds(rows: Sequence[Row], common_seconds: float, scaled: float) -> dict[int, tuple[float, float]]:
-    """The speed of each timed worker of one run, relative to the median worker, and its standard error."""
-    workers = sorted({t.worker for row in rows for t in row.worker_times})
+def on_machines(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """The rows with the usual machine of runs that have some machines in common, not all; and the runs of which that would
+    be said, but that contradict each other in how fast these machines are.
+
+    Which machine is the median one of a run depends on the others in it: two quick and two slow ones, beside a run of the
+    quick ones alone, had 1.5 and 0.75 times the speed of these. So such runs tell speeds together, relative to the machine
+    of most rows. Where all machines are alike, nothing changes.
+    """
+    runs = _by(lambda row: row.run, rows)
+    unlike = {row.run for row in with_speeds(rows) if row.speeds}
+    usual, contradict = dict[str, str](), list[str]()
+    for group in _in_common({run: (mine[0].workload, {*_machines(mine)}) for run, mine in runs.items()}):
+        counts = Counter(_machines([row for run in group for row in runs[run]]))
+        most = min(counts, key=lambda machine: (-counts[machine], machine), default="")
+        if not unlike & {*group} or len({frozenset(_machines(runs[run])) for run in group}) == 1:
+            continue
+        if _agree([runs[run] for run in group], most):
+            usual |= dict.fromkeys(group, most)
+        else:
+            contradict += group
+    return tuple(replace(row, usual_machine=usual.get(row.run, "")) for row in rows), tuple(contradict)
+
+
+def named(name: str, row: Row) -> Row:
+    """The row with its run and machines apart from those of the same names in other recordings."""
+    usual = f"{name}/{row.usual_machine}" if row.usual_machine else ""
+    times = tuple(t._replace(machine=f"{name}/{t.machine}") for t in row.worker_times)
+    return replace(row, run=f"{name}/{row.run}", usual_machine=usual, worker_times=times)
+
+
+def _in_common(crews: Mapping[str, tuple[str, set[str]]]) -> list[list[str]]:
+    """Runs by whether they have a machine in common, with each other or with a third; by run, its workload and machines."""
+    found: list[tuple[str, set[str], list[str]]] = []
+    for run, (workload, machines) in crews.items():
+        mine = [group for group in found if group[0] == workload and group[1] & machines]
+        whole = (workload, machines.union(*(of for _, of, _ in mine)), [*(r for _, _, some in mine for r in some), run])
+        found = [*(group for group in found if group not in mine), whole]
+    return [some for _, _, some in found]
+
+
+def _agree(runs: Sequence[Sequence[Row]], usual: str) -> bool:
+    """Whether the runs tell the same of their machines, each by itself and together: up to a factor of each run, by 5 % or
+    by chance."""
+    together = _speeds([replace(row, usual_machine=usual) for mine in runs for row in mine], 0.0, 0.0)
+    for mine in runs:
+        names = {t.worker: t.machine for row in mine for t in row.worker_times}
+        alone = _speeds([replace(row, usual_machine="") for row in mine], 0.0, 0.0)
+        times = {worker: speed / together[names[worker]][0] for worker, (speed, _) in alone.items()}
+        middle = float(np.median(list(times.values()))) if times else 1.0
+        if times and not _equal([(times[w] / middle, alone[w][1] / alone[w][0]) for w in times]):
+            return False
+    return True
+
+
+def _machines(rows: Sequence[Row]) -> list[str]:
+    return [t.machine for row in rows for t in row.worker_times]
+
+
+def _by(key: Callable[[Row], str], rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _told_with(row: Row) -> str:
+    """Equal for rows that tell speeds together."""
+    return f"machine {row.usual_machine}" if row.usual_machine else f"run {row.run}"
+
+
+def _who(row: Row, time: WorkerTime) -> str | int:
+    return time.machine if row.usual_machine else time.worker
+
+
+def _speeds(rows: Sequence[Row], common_seconds: float, scaled: float) -> dict[Any, tuple[float, float]]:
+    """The speed of each timed worker of rows that tell speeds together, relative to their usual machine or to the median
+    worker, and its standard error; by machine, or by number."""
+    workers = sorted({_who(row, t) for row in rows for t in row.worker_times})
     if not workers:
         return {}
     count = len(workers)
     normal, told, noise = np.zeros((count, count)), np.zeros(count), np.zeros((count, count))
     for row in rows:
         own = _own_seconds(row, common_seconds, scaled)
-        at = [workers.index(worker) for worker in own]
+        at = [workers.index(_who(row, t)) for t in row.worker_times]
         seconds, errors = np.array(list(own.values())).reshape(-1, 2).T
         # Without the row's mean; of a lone worker, nothing is left.
         away = max(row.pushes, 1) * (np.eye(len(at)) - 1 / max(len(at), 1))
@@ -222,7 +302,8 @@ def _speeds(rows: Sequence[Row], common_seconds: float, scaled: float) -> dict[i
     solve = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
     own_times = np.exp(solve @ told)  # up to a common factor
     deviations = np.sqrt(np.maximum(np.diag(solve @ noise @ solve), 0.0))
-    speeds = np.median(own_times) / own_times
+    usual = rows[0].usual_machine
+    speeds = (own_times[workers.index(usual)] if usual in workers else np.median(own_times)) / own_times
     return {w: (round(float(s), 3), float(s * e)) for w, s, e in zip(workers, speeds, deviations, strict=True)}
 
 
@@ -274,7 +355,7 @@ def _timed(row: Row) -> list[tuple[WorkerTime, int]]:
 def _equal(speeds: Sequence[tuple[float, float]]) -> bool:
     """Whether speeds, each with its standard error, may be those of workers that are as fast as the median one, 1."""
     values, errors = np.array(speeds).T
-    if max(values.max(), 1.0) < (1 + _ALIKE) * min(values.min(), 1.0):
+    if max(values.max(), 1.0) < (1 + ALIKE) * min(values.min(), 1.0):
         return True
     apart = float((((values - 1.0) / np.maximum(errors, 1e-9)) ** 2).sum())
     return apart < float(chi2.ppf(_CHANCE, len(values)))

@@ -8,15 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 from simulators.calibration.fit import NO_FREEDOM, Fit, Row
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import demand, with_speeds
+from simulators.calibration.model import ALIKE, demand, with_speeds
 from simulators.calibration.recordings import Recording
 from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
 from simulators.workloads.workload import Demand
@@ -119,7 +119,7 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, clus
     defaults = dict(zip(Demand.__struct_fields__[2:], Demand.__struct_defaults__, strict=True))
     asked = demand(constants)
     shown = {f: getattr(asked, f) for f in Demand.__struct_fields__ if f not in defaults or getattr(asked, f) != defaults[f]}
-    speeds = sorted({s for r in rows for s in r.speeds} | {1.0})
+    speeds = _types({s for r in rows for s in r.speeds} | {1.0})
     batches = sorted(r.batch_size for r in rows)
     lines = []
     for speed in speeds:
@@ -158,6 +158,17 @@ def _workload(name: str, fit: Fit, rows: Sequence[Row], origin: Provenance, clus
     lines += _table(f"{at}.draws", {n: list(values) for n, values in fit.draws.items() if values})
     lines += _table(f"{at}.from_other_workloads", dict(fit.borrowed))
     return lines + _table(f"{at}.refused", dict(fit.refused))
+
+
+def _types(speeds: Iterable[float]) -> list[float]:
+    """Speeds of node types: one for all that are so near to the slowest of them that they count as equal."""
+    alike = list[list[float]]()
+    for speed in sorted(speeds):
+        if alike and speed < (1 + ALIKE) * alike[-1][0]:
+            alike[-1].append(speed)
+        else:
+            alike.append([speed])
+    return [1.0 if 1.0 in some else median_low(some) for some in alike]
 
 
 def _node_type_name(workload: str, speed: float) -> str:

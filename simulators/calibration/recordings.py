@@ -11,14 +11,16 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
-from typing import Annotated, Any
+from itertools import accumulate, pairwise
+from statistics import median, median_low
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
+from scipy.stats import t
 
-from simulators.calibration.model import Row, WorkerTime, with_speeds
+from simulators.calibration.model import Row, WorkerTime, named, on_machines, with_speeds
 from simulators.calibration.selection import EVERYTHING, Selection
 from simulators.calibration.staleness import Effort, efforts
 from simulators.calibration.stragglers import ERROR_OF_MEDIAN, Sleeper, sleepers
@@ -44,10 +46,11 @@ _AWAKE = Sleeper(0.0, 0.0)
 _NAMED = 4  # workers or settings that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
-_ENDED = 0.05  # share of a segment at its end, in which not all workers push, that is left out
+_ENDED = 0.05  # share of a segment in which not all workers push, in its middle or at its end, that is left out
+_FEW = 5  # events of which a rate is told: of fewer, its standard error is half of it or more (Poisson)
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
-_COMMON = 0.2  # share of settings in which it is told: single ones differ by chance, as variances of few batches do
-_BY_CHANCE = 5.0  # standard errors of such a difference that chance explains; they are told by few batches
+_SLOW_LINK = 1.6  # times as long as usual: transfers of a worker on alike links took up to 1.5 times as long (`traces/data`)
+_BY_CHANCE = 0.01  # chance that any setting of a recording is told to be so although its cycles are steady
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
     "node_steps": [],
@@ -119,7 +122,19 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
         segments = _segments(timed, settings, left_out, wanted, caveats)
         slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
-        rows, noise = list(with_speeds(list(_rows_of_iterations(segments, slow)))), _noise(segments, slow)
+        told, contradict = on_machines(list(_rows_of_iterations(segments, slow)))
+        if links := _slow_links(segments, told):
+            caveats.append(
+                f"pulls and pushes of some workers take longer than those beside them: {_first_of(links)}; if their links "
+                "are slower, give the rates of all links in the runs' extras, and the names of nodes in the column setting: "
+                "otherwise all count as alike, and predictions do not know which workers are slow"
+            )
+        rows, noise = list(with_speeds(told)), _noise(segments, slow)
+        if contradict:
+            caveats.append(
+                f"{len(contradict)} runs contradict each other in how fast machines of one name or number are: "
+                f"{_first_of(contradict)}; each run is taken to have machines of its own, relative to its median one"
+            )
     else:
         rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out))
         alone = settings.filter(~pl.col("run").is_duplicated(), ~pl.col("run").is_in(left_out["run"].implode()))
@@ -191,11 +206,7 @@ def joined(recordings: Sequence[tuple[str, Recording]]) -> Recording:
     """
     every = [recording for _, recording in recordings]
     first = every[0]
-    rows = [
-        replace(row, run=f"{name}/{row.run}")
-        for name, recording in recordings
-        for row in with_links_of(recording, first).rows
-    ]
+    rows = [named(name, row) for name, recording in recordings for row in with_links_of(recording, first).rows]
     timed = [r.noise for r in every if r.noise is not None]
     return Recording(
         tuple({row.identity: row for row in rows}.values()),
@@ -527,14 +538,24 @@ def _segments(
         )
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     found, seen, more, fewer, gaps, partly = [], set[int](), set[int](), 0, list[float](), list[str]()
+    still = list[str]()
     # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
-    for (segment, _), pushes in apart:
+    each_apart = [
+        (segment, _without_late(pushes, described[segment]["workers"]))
+        for (segment, _), pushes in apart
+        if wanted.has(described[segment])
+    ]
+    stops = [_stops(pushes) if branches[described[segment]["run"]] == 1 else [] for segment, pushes in each_apart]
+    if not 0 < sum(map(len, stops)) < max(_FEW, _RARE * sum(pushes.height for _, pushes in each_apart)):
+        stops = [[]] * len(stops)  # there are none, or so many that they are a part of what a cycle takes
+    for (segment, pushes), stopped in zip(each_apart, stops, strict=True):
         setting = described[segment]
-        if not wanted.has(setting):
-            continue
         seen.add(segment)
         alone = branches[setting["run"]] == 1
+        if stopped:
+            still += [f"{setting['run']} for {max(high - low for low, high in stopped):.3g} s"]
+            pushes = _between(pushes, stopped)
         if alone:
             pushes, told = _while_all_push(setting["run"], pushes)
             partly += [told] if told else []
@@ -565,8 +586,12 @@ def _segments(
             f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
             f"push: {_first_of(partly)}; were workers lost, or do the clocks of machines differ?"
         )
-    drifting = [told for told in map(_drift, found) if told]
-    if len(drifting) > _COMMON * len(found):
+    if still:
+        caveats.append(
+            f"in {len(still)} settings a worker stood still by itself: {_first_of(still)}; only the longest time without "
+            "such a stop is used, and predictions have none: how often they occur is not told by so few"
+        )
+    if drifting := _drifting(found):
         caveats.append(
             f"in {len(drifting)} of {len(found)} settings cycles are not steady: {_first_of(drifting)}; "
             "record for longer, or leave out what is not like the rest, such as a slow start"
@@ -581,21 +606,47 @@ def _segments(
     return found
 
 
-def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> str:
-    """How the first third of a segment's cycles, without the warm-up, differs from the second half; "" where it does not,
-    by more than how the second half varies explains (Geweke 1992, Evaluating the accuracy of sampling-based approaches)."""
+class _Drift(NamedTuple):
+    """How a segment's cycles, without the warm-up, go on."""
+
+    run: str
+    early: float  # mean of the first third, seconds
+    late: float  # of the second half
+    varies: float  # relative variance of the latter, of a cycle, by means of batches
+    counts: tuple[int, int]  # cycles of both
+    batches: int
+    barrier: bool
+
+
+def _drifting(segments: Sequence[tuple[dict[str, Any], pl.DataFrame]]) -> list[str]:
+    """The segments whose early cycles differ from late ones by more than how the late ones vary explains (Geweke 1992,
+    Evaluating the accuracy of sampling-based approaches): a t-test of each, by Bonferroni's correction.
+
+    Few batches may be alike by chance: they count as varying as those of the usual segment, at least.
+    """
+    seen = [drift for drift in map(_drift, segments) if drift is not None]
+    usual = {kind: median([d.varies for d in seen if d.barrier == kind] or [0.0]) for kind in (False, True)}
+    found = []
+    for drift in seen:
+        error = math.sqrt(max(drift.varies, usual[drift.barrier]) * sum(1 / n for n in drift.counts))
+        by_chance = error * float(t.ppf(1 - _BY_CHANCE / 2 / len(seen), drift.batches - 1))
+        if abs(math.log(drift.early / drift.late)) > max(_UNSTEADY, by_chance):
+            found.append(f"{drift.run} from {drift.early:.3g} to {drift.late:.3g} s")
+    return found
+
+
+def _drift(segment: tuple[dict[str, Any], pl.DataFrame]) -> _Drift | None:
     setting, pushes = segment
     cycles = np.diff(pushes["seconds"].to_numpy()[:: setting["workers"]])
     early, late = cycles[: len(cycles) // 3], cycles[len(cycles) // 2 :]
     size = math.isqrt(len(late))
     batches = late[: len(late) // size * size].reshape(-1, size).mean(axis=1) if size else late
     if setting["branches"] > 1 or len(batches) < _FEWEST or not min(early.mean(), late.mean()) > 0:
-        return ""
-    varies = size * float(batches.var(ddof=1)) / float(late.mean()) ** 2
-    apart = math.log(early.mean() / late.mean())
-    if abs(apart) < max(_UNSTEADY, _BY_CHANCE * math.sqrt(varies * (1 / len(early) + 1 / len(late)))):
-        return ""
-    return f"{setting['run']} from {early.mean():.3g} to {late.mean():.3g} s"
+        return None
+    means = float(early.mean()), float(late.mean())
+    varies = size * float(batches.var(ddof=1)) / means[1] ** 2
+    counts = len(early), len(late)
+    return _Drift(setting["run"], *means, varies, counts, len(batches), setting["policy"] in _SYNCHRONOUS)
 
 
 def _not_recorded(pushes: pl.DataFrame) -> int:
@@ -606,6 +657,52 @@ def _not_recorded(pushes: pl.DataFrame) -> int:
     apart = pl.col("clock").diff().drop_nulls()
     each = pushes.group_by("worker").agg(missing=(apart - 1).sum(), usual=apart.median(), least=apart.min())
     return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
+
+
+def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
+    """The pushes without those of workers that end in the warm-up, where more pushed than there are: these belong to the
+    setting before. They were in flight when it ended, or a machine's clock is late."""
+    if pushes["worker"].n_unique() <= workers:
+        return pushes
+    later = pushes.slice(max(1, int(_WARM_UP * pushes.height)))["worker"].unique()
+    return pushes.filter(pl.col("worker").is_in(later.implode())) if len(later) == workers else pushes
+
+
+def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
+    """From when to when a worker of a segment stood still: a few times between two of its pushes that are far longer than
+    all others of it, and a good part of the segment, after its warm-up. Those that begin within a cycle are one, as all
+    wait at a barrier or for a server, unless each has computed for that long."""
+    least = _ENDED * float(pushes["seconds"][-1] - pushes["seconds"][0])
+    begun = pushes["seconds"][int(_WARM_UP * pushes.height)]
+    found, usual = list[tuple[float, float, bool]](), 0.0
+    for _, own in pushes.group_by("worker", maintain_order=True):
+        seconds, clocks = own["seconds"].to_numpy(), np.diff(own["clock"].to_numpy())
+        # Where rows are missing, a time is that of several mini-batches.
+        each = np.diff(seconds) / (np.maximum(clocks, 1) if len(clocks) and np.median(clocks) == 1 else 1)
+        longest = np.argsort(-each, kind="stable")[: _FEW + 1]
+        count = max(
+            (k for k, (i, j) in enumerate(pairwise(longest), 1) if each[i] > max(_SILENT * each[j], least)), default=0
+        )
+        usual = max([usual, *each[longest[count : count + 1]]])
+        computed = own["compute_seconds"].fill_null(0.0).to_numpy()[1:] > each / 2
+        found += [(seconds[i], seconds[i + 1], bool(computed[i])) for i in longest[:count] if seconds[i + 1] > begun]
+    apart, alone = list[tuple[float, float]](), True
+    for low, high, computing in sorted(found):
+        if apart and low - apart[-1][0] <= usual and not (alone and computing):
+            apart[-1] = (apart[-1][0], max(high, apart[-1][1]))
+            alone |= computing
+        else:
+            apart.append((low, high))
+            alone = computing
+    return apart
+
+
+def _between(pushes: pl.DataFrame, stops: Sequence[tuple[float, float]]) -> pl.DataFrame:
+    """The pushes of the longest time without `stops`, which are in the order of their beginnings."""
+    begins = [pushes["seconds"][0], *accumulate((high for _, high in stops), max)]
+    ends = [*(low for low, _ in stops), pushes["seconds"][-1]]
+    low, high = max(zip(begins, ends, strict=True), key=lambda part: part[1] - part[0])
+    return pushes.filter(pl.col("seconds").is_between(low, high))
 
 
 def _while_all_push(run: str, pushes: pl.DataFrame) -> tuple[pl.DataFrame, str]:
@@ -662,11 +759,26 @@ def _rows_of_iterations(
         if setting["branches"] == 1:
             parts |= {name: setting[name] for name in ("all_seconds", "all_pushes")}
         # A straggler's sleep is not a matter of its speed.
-        each = _worker_times(pushes)
+        each = _worker_times(pushes, _told(setting).get("workers", ()))
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
         sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
         yield _row(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts)
+
+
+def _slow_links(segments: Sequence[tuple[dict[str, Any], pl.DataFrame]], rows: Sequence[Row]) -> list[str]:
+    """The workers whose pulls and pushes take far longer than the usual ones beside them, in the mean over the settings of
+    their run, where nothing is known that makes them so."""
+    longer: dict[tuple[str, int], list[float]] = {}
+    for (setting, pushes), row in zip(segments, rows, strict=True):
+        if row.nics or row.delays or row.shared:
+            continue
+        took = pushes.group_by("worker", maintain_order=True).agg(pl.sum_horizontal(_PARTS[1:3]).median().alias("seconds"))
+        timed = dict(took.filter(pl.col("seconds") > 0).iter_rows())
+        for worker, seconds in timed.items():
+            longer.setdefault((setting["run"], worker), []).append(math.log(seconds / median_low(timed.values())))
+    times = {who: math.exp(float(np.mean(logs))) for who, logs in sorted(longer.items())}
+    return [f"worker {worker} of {run} {of:.2g} times" for (run, worker), of in times.items() if of > _SLOW_LINK]
 
 
 def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[float]:
@@ -690,21 +802,21 @@ def _cycle_errors(segments: list[tuple[dict[str, Any], pl.DataFrame]]) -> list[f
     return [math.sqrt(usual.get(kind, 0.0) / n) if n else 0.0 for kind, n in zip(kinds, counts, strict=True)]
 
 
-def _worker_times(pushes: pl.DataFrame) -> list[WorkerTime]:
-    """The median of each worker, with a standard error by the distance of quantiles at one standard deviation.
+def _worker_times(pushes: pl.DataFrame, machines: Sequence[str]) -> list[WorkerTime]:
+    """The median of each worker, with a standard error by the distance of quantiles at one standard deviation; and with its
+    machine, where those of all are known.
 
     A worker of few mini-batches may look steady by chance: it is taken to vary at least as much as the usual worker.
     """
     timed = pushes.filter(pl.col("compute_seconds") > 0).group_by("worker").agg("compute_seconds").sort("worker")
-    seen = {worker: np.quantile(times, [0.16, 0.5, 0.84]) for worker, times in timed.iter_rows()}
+    seen = {worker: np.quantile(times, [0.16, 0.5, 0.84]).tolist() for worker, times in timed.iter_rows()}
     counts = dict(timed.select("worker", pl.col("compute_seconds").list.len()).iter_rows())
     varies = {worker: (high - low) / 2 / middle for worker, (low, middle, high) in seen.items()}
     usual = float(np.median(list(varies.values()))) if varies else 0.0
+    names = machines if len(machines) == len(seen) else [str(worker) for worker in seen]
     return [
-        WorkerTime(
-            worker, float(middle), ERROR_OF_MEDIAN * float(middle) * max(varies[worker], usual) / math.sqrt(counts[worker])
-        )
-        for worker, (_, middle, _) in seen.items()
+        WorkerTime(worker, middle, ERROR_OF_MEDIAN * middle * max(varies[worker], usual) / math.sqrt(counts[worker]), name)
+        for (worker, (_, middle, _)), name in zip(seen.items(), names, strict=True)
     ]
 
 
@@ -725,7 +837,7 @@ def _noise(segments: list[tuple[dict[str, Any], pl.DataFrame]], slow: Mapping[tu
     sigma = max(float(high - low) / 2, 1e-4)
     far = ratio > max(math.exp(_FAR * sigma), 1.2)
     slept = None
-    if far.mean() > _RARE:
+    if far.mean() > _RARE and far.sum() >= _FEW:
         slept = Sleeps(float(far.mean()), float(excess[far].mean()), float(excess[far].std()))
     p99 = float(np.quantile(ratio, 0.99))
     return Noise(math.sqrt(math.expm1(sigma**2)), slept, len(ratio), p99, math.exp(2.3263 * sigma))

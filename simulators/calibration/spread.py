@@ -11,7 +11,8 @@ Of these errors, the first three are independent of each other, on a logarithmic
 Constants that the fitted rows do not determine add to that: each of `Fit.alternatives` predicts something else. Such a
 constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
 so the error is taken where the constant is as large as it may be, and is a half-width already. Squares of half-widths are
-added.
+added. How much faster updates are on numbers of servers that were not fitted may not be told, either: then there is an
+alternative in which they are as little faster as the fitted rows allow (`Fit.least_exponent`).
 
 Forms of the network that the fitted rows do not tell apart (`Fit.rivals`) predict something else, too. The distribution is
 then a mixture over them, each at the place of its own prediction and with its chance; the interval leaves as much out on
@@ -50,6 +51,10 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64])
     by = slopes(fit, rows)
     here = closed_form_cycles(fit.constants, rows)
     away = np.array([np.log(closed_form_cycles(other, rows) / here) for other in fit.alternatives]).reshape(-1, len(rows))
+    if fit.least_exponent is not None:
+        seen = [row.servers in fit.servers for row in rows]
+        slower = np.where(seen, 0.0, np.log(closed_form_cycles(fit.least_exponent, rows) / here))
+        away = np.vstack([away, slower])
     open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
     known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100, _of_rivals(fit, rows))
