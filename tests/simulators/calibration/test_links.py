@@ -95,7 +95,8 @@ def test_flows_end_by_themselves_where_transfers_are_known():
     assert not fit_all(rows, GIVEN, resamples=0)["toy"].constants.independent_flows
 
 
-@pytest.mark.parametrize("independent", [slow(True), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("independent", [True, False])
 def test_what_flows_do_is_told_by_unlike_servers(independent):
     true, more = Sharing("maxmin", 0.0, independent), [(p, w, 2) for p in ("asp", "bsp") for w in (3, 4)]
     alike, unlike = recorded(true), recorded(true, (0.2, 0.8), [*GRID, *more])
@@ -117,6 +118,7 @@ def test_flows_end_by_themselves_unless_the_recording_clearly_says_otherwise():
     assert [rival.links for rival in made.rivals] == [together]
 
 
+@pytest.mark.slow
 def test_unlike_servers_are_predicted_as_flows_that_end_by_themselves_leave_them():
     """Fitted to alike servers, which cannot tell: of two thirds of the model on one server, the larger flow ends last."""
     found = fit_all(recorded(FORMS[0]), GIVEN, links=FORMS[:1], resamples=0)["toy"].constants
@@ -143,7 +145,7 @@ def test_further_physics_whose_constant_is_refused_is_no_form(monkeypatch):
     assert all(rival.links.has_effect(made.fitted[rival.links].values()) for rival in made.rivals)
 
 
-@pytest.mark.parametrize(("rate", "narrow"), [(1.2e6, True), (1.93e6, False)])
+@pytest.mark.parametrize(("rate", "narrow"), [slow(1.2e6, True), (1.93e6, False)])
 def test_a_switch_that_carries_as_much_as_all_links_is_no_form(rate, narrow, monkeypatch):
     """Two servers have links of 1 MB/s each: what is within errors of their sum would only limit larger clusters."""
     monkeypatch.setattr(links, "_PROMISING", 1e9)
@@ -154,6 +156,7 @@ def test_a_switch_that_carries_as_much_as_all_links_is_no_form(rate, narrow, mon
     assert (form in made.fitted) == narrow
 
 
+@pytest.mark.slow
 def test_a_fit_that_refuses_the_chosen_physics_is_without_it(monkeypatch):
     switch, plain = Sharing(switch="each way"), SharingChoice(Sharing(), 0.03, ())
     monkeypatch.setattr(fit, "choose", lambda *_: SharingChoice(switch, 0.02, (), plain=plain))
