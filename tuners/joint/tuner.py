@@ -166,7 +166,7 @@ class JointCourse:
                 return
             yield from self.await_checkpoint()
             yield from self.begin()
-            if not self.training.pushes:
+            if self.training.first is None and not self.training.pushes:
                 yield from self.keep_untrained()
             yield from self.measure()
             yield from self.placing.place()
