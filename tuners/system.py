@@ -146,10 +146,7 @@ def in_place(old: Setting, new: Setting, method: Method = "checkpoint") -> bool:
 
 
 def check_installs(policy: SyncPolicy, job: Job) -> None:
-    """Refuse to install a policy of a tuner's own where the scenario holds the policy.
-
-    Raises TypeError for a policy whose state does not stay of one kind: the simulator cannot compile it.
-    """
+    """Refuse to install a policy of a tuner's own where the scenario holds the policy."""
     if not job.installs_policies:
         raise Rejected(
             f"Cannot install policy {policy.name!r}: this scenario holds the policy at {job.start.policy!r}. "

@@ -84,9 +84,7 @@ class Fit:
     alternatives: tuple[Constants, ...] = ()  # each with a refused constant as large as may be (95 %), the others fitted
     choice: SharingChoice | None = None  # how links are shared; None: as given
     rivals: tuple[tuple[float, Constants], ...] = ()  # forms that are not told from the chosen one, with their chances
-    least_exponent: Constants | None = (
-        None  # where `apply_exponent` is refused: as small as may be (95 %), the others fitted
-    )
+    least_exponent: Constants | None = None  # with a refused `apply_exponent` as small as may be (95 %), the others fitted
     servers: frozenset[int] = frozenset()  # numbers of servers that were fitted to
     recorded_error: float = 0.0  # median relative standard error of the recorded means, by how cycles vary; 0: not known
 

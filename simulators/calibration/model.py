@@ -109,9 +109,7 @@ class Row:
     all_pushes: int = 0  # number of pushes in `all_seconds`
     snapshot_clocks: int = 0  # pushes from one snapshot of the servers to the next, as in `Cluster`; 0: none was taken
     cycle_snapshot_clocks: int = 0  # the same, of the pushes that `cycle_seconds` is a mean over, which may be few
-    usual_machine: str = (
-        ""  # whose speed is 1, where several runs tell speeds together (`on_machines`); "": the run's median
-    )
+    usual_machine: str = ""  # whose speed is 1, where runs tell speeds together (`on_machines`); "": the run's median
     machines: int = 0  # least size of the cluster; equal for all rows, so that the engine is compiled once
 
     @property
