@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from reports.figures.drawing import BLUE, COLORS, MUTED, ORANGE, WIDTH, Drawing, canvas, drawn, label_inches
-from reports.verdicts.arenas import Arenas, family_of, profile
+from reports.verdicts.arenas import Arenas, family_of, method, profile
 from reports.verdicts.numbers import percent, relative
 from reports.verdicts.summary import REFERENCE
 
@@ -52,7 +52,7 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
         axes.set_xlabel(f"time{f' over that of {found.base}' if found.base else ', s'}, geometric mean over arenas")
         caption = (
             f"Geometric mean over {len(found.arenas)} arenas of the time{_relative_to(found)}, with its 95 % interval "
-            "by bootstrap over arenas. Blue: the leader and those that are not told apart from it; grey: told apart; "
+            f"{method(found)[0]}. Blue: the leader and those that are not told apart from it; grey: told apart; "
             f"orange: {REFERENCE}. Beside it: the probability of being first in an arena."
         )
         return drawn(figure, name, caption, found.rows)

@@ -1,7 +1,6 @@
 """What a comparison says over several arenas: how far each tuner is from the oracle, how often it is first, which differ.
 
-One arena is a block; its seeds are repetitions, and are averaged before anything else. The value of a tuner in an arena is
-the mean over seeds of the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base
+One arena is a block; its seeds are repetitions, and are averaged. The value of a tuner in an arena is the mean over seeds of the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base
 with the same seed. The base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is in
 `reports.verdicts.statistics`.
 
@@ -26,6 +25,7 @@ from harness.scenario import embedded
 from reports.verdicts.conclusions import WORDS, Answer, few, undecided_opening
 from reports.verdicts.numbers import percent, quantity, relative
 from reports.verdicts.statistics import (
+    ARENAS_FOR_RANKS,
     LEVEL,
     Interval,
     PairedComparison,
@@ -33,14 +33,17 @@ from reports.verdicts.statistics import (
     first_chances,
     friedman,
     mean_interval,
+    mean_of_present,
+    over_arenas,
+    over_arenas_interval,
+    over_draws,
     performance_profile,
-    signed_rank,
 )
 from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs, standing
 from traces.schema import KEYS
 from traces.store import Results
 
-__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "by_family", "families", "family_of", "profile", "sentences"]
+__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "by_family", "families", "family_of", "method", "profile", "sentences"]
 
 _Floats = NDArray[np.float64]
 
@@ -67,7 +70,7 @@ ARENAS: dict[str, pl.DataType] = {
     "trial_share": pl.Float64(),
     "thinking_seconds": pl.Float64(),  # measured on the host
     "standing": pl.String(),  # leader; not told apart, behind or ahead of it
-    "p_leader": pl.Float64(),  # Wilcoxon, corrected by Holm (`reports.verdicts.statistics`)
+    "p_leader": pl.Float64(),  # corrected by Holm (`reports.verdicts.statistics`)
     "p_reference": pl.Float64(),  # the same of the difference to `fixed`
 }
 """Columns of `Arenas.rows`."""
@@ -82,6 +85,8 @@ class Arenas:
     base: str  # of the ratios: `best_fixed`, or `fixed`
     rows: pl.DataFrame  # ARENAS, best first
     comparison: PairedComparison
+    drawn: bool  # whether all arenas are draws of one family
+    seeds: int  # of the arena that has fewest
     friedman_p: float  # nan where it was not tested
     log_ratio: _Floats  # [arenas, tuners] in the order of `rows`; nan where a tuner does not apply
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
@@ -97,8 +102,10 @@ class Arenas:
 _DRAWN = re.compile(r"(.+)-v\d+-\d+")
 
 
-def _is_drawn(scenario: str) -> bool:
-    return _DRAWN.fullmatch(scenario) is not None
+def _are_draws(scenarios: Sequence[str]) -> bool:
+    """Whether all `scenarios` are draws of one family."""
+    found = {match[1] if (match := _DRAWN.fullmatch(name)) else "" for name in scenarios}
+    return len(found) == 1 and "" not in found
 
 
 def family_of(scenario: str) -> str:
@@ -134,12 +141,14 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     tuners = _distinct([t for t in everybody if applies[t]], applies, by_arena)
     seconds = {a: _masked(log_minimised(by_arena[a], tuners), tuners, idle[a]) for a in arenas}
     bases = {a: log_minimised(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
-    log_ratio = np.array([_mean_over_seeds(seconds[a] - bases[a]) for a in arenas])
+    runs = _stacked([seconds[a] - bases[a] for a in arenas])
+    log_ratio = mean_of_present(runs, axis=1)
     most = max(len(applies[t]) for t in tuners) if tuners else 0
     able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
-    found = compare(tuners, log_ratio, signed_rank, reference=REFERENCE, may_lead=able)
+    drawn = _are_draws(arenas)
+    found = compare(tuners, runs, over_draws if drawn else over_arenas, reference=REFERENCE, may_lead=able)
     # By the means that the table shows. `found` has them in the order of means over arenas that all possible leaders share.
-    own = [mean_interval(column[~np.isnan(column)]) for column in log_ratio.T]
+    own = [_interval(runs[:, :, i], drawn) for i in range(len(tuners))]
     order = sorted(range(len(tuners)), key=lambda i: (own[i].estimate, tuners[i]))
     first = first_chances([seconds[a] for a in arenas])
     first[np.isnan(log_ratio)] = math.nan
@@ -160,6 +169,8 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         # A tuner whose runs all failed has spent nothing that can be said.
         rows=pl.DataFrame(rows, schema=ARENAS).with_columns(pl.col(pl.Float64).fill_null(math.nan)),
         comparison=found,
+        drawn=drawn,
+        seeds=min((~np.isnan(runs)).sum(axis=1).max(axis=1)),
         friedman_p=friedman(whole) if len(whole) > 1 else math.nan,
         log_ratio=log_ratio[:, order],
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
@@ -189,11 +200,16 @@ def _masked(values: _Floats, tuners: list[str], idle: set[str]) -> _Floats:
     return values
 
 
-def _mean_over_seeds(values: _Floats) -> _Floats:
-    """[tuners] from [seeds, tuners]; NaN where a tuner has no run."""
-    some = ~np.isnan(values)
-    total = np.where(some, values, 0.0).sum(axis=0)
-    return np.where(some.any(axis=0), total / np.maximum(some.sum(axis=0), 1), math.nan)
+def _stacked(runs: Sequence[_Floats]) -> _Floats:
+    """[arenas, seeds, tuners] of each arena's [seeds, tuners]; NaN where an arena has fewer seeds than others."""
+    most = max(len(one) for one in runs)
+    return np.stack([np.pad(one, ((0, most - len(one)), (0, 0)), constant_values=math.nan) for one in runs])
+
+
+def _interval(runs: _Floats, drawn: bool) -> Interval:
+    """Of one tuner's mean over the arenas that it applies to, from `runs` [arenas, seeds]."""
+    mine = runs[~np.isnan(runs).all(axis=1)]
+    return mean_interval(mean_of_present(mine, axis=1)) if drawn else over_arenas_interval(mine)
 
 
 def _able(scores: pl.DataFrame, tuner: str) -> bool:
@@ -333,14 +349,31 @@ def answer(found: Arenas) -> Answer:
     return Answer(before, leader, after)
 
 
+def method(found: Arenas) -> tuple[str, str]:
+    """What the intervals are by, and which test decides."""
+    arenas, seeds = "a paired t test over arenas", "a t test of the mean over arenas, by how it varies within them,"
+    few_arenas = arenas if found.drawn or found.seeds < 2 else seeds
+    if len(found.arenas) >= ARENAS_FOR_RANKS:
+        ranks = "Wilcoxon's signed-rank test over arenas"
+        if found.rows["arenas"].min() < ARENAS_FOR_RANKS:  # type: ignore[operator]
+            ranks += f" (where both apply to fewer than {ARENAS_FOR_RANKS}, {few_arenas.rstrip(',')})"
+        return "by bootstrap over arenas", ranks
+    if few_arenas == arenas:
+        return "by bootstrap over arenas", arenas
+    return "over the seeds of these arenas", seeds
+
+
 def sentences(found: Arenas) -> list[str]:
     """How the first line was found, and which tuners are left out."""
-    n, words = len(found.arenas), WORDS[found.minimise]
+    words = WORDS[found.minimise]
+    over, test = method(found)
     said = [
         f"Each arena counts once, by the mean over its seeds. {words.what.capitalize()}s are {_relative_to(found)}; means "
-        "are of logarithms, with 95 % intervals by bootstrap over arenas. Two tuners differ where Wilcoxon's signed-rank "
-        f"test says so at 5 %, corrected by Holm over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
+        f"are of logarithms, with 95 % intervals {over}. Two tuners differ where {test} says so at 5 %, corrected by Holm "
+        f"over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
     ]
+    if not found.comparison.pairs:
+        said.append("So few arenas and seeds show no difference: with three seeds and more, or three arenas, they may.")
     if not math.isnan(found.friedman_p):
         p = "< 0.001" if found.friedman_p < 0.001 else f"= {quantity(found.friedman_p)}"
         said.append(f"Friedman's test over the arenas that all of them apply to: p {p}.")
@@ -350,10 +383,6 @@ def sentences(found: Arenas) -> list[str]:
         )
         said.append(
             f"In {which}{' of them' * (len(found.of_cost) > 1)} USD count in place of time: that is to be least there."
-        )
-    if n < 6:
-        said.append(
-            f"With {n} arenas, Wilcoxon's smallest p value is {2.0 ** (1 - n):.2g}: few differences, or none, can show."
         )
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
@@ -370,7 +399,7 @@ def sentences(found: Arenas) -> list[str]:
             said.append(f"{left}: {'; '.join(each)}.")
     said.append(
         "These arenas are draws of one family: for other arenas of it the same is expected, for other families nothing."
-        if all(_is_drawn(name) for name in found.arenas) and found.family
+        if found.drawn
         else "Nothing is said of scenarios that were not run, unless these are draws of one family."
     )
     return said

@@ -1,7 +1,7 @@
 """Intervals over paired seeds, and which tuners differ: pair by pair, corrected for the number of pairs.
 
 What is compared. Every tuner meets the same seeds, and so the same random draws: everything is paired. Within one arena a
-*block* is a seed; over several arenas it is an arena, whose seeds are repetitions and are averaged first. A run that has not
+*block* is a seed; over several arenas it is an arena, whose seeds are repetitions and are averaged. A run that has not
 reached its target is *censored*: its completion time is known to be at least the budget, and no more is known (`Bounds`).
 Ratios and medians are computed on these bounds by interval arithmetic, so a median is reported as "> budget" as soon as
 censored runs decide it. A failed run (status "error") says nothing about the job: it is counted, and left out of times.
@@ -19,8 +19,13 @@ target are equal, and a run that missed it is never better than one that reached
 
 * Within an arena: Student's paired t test over seeds. Rank tests cannot do this: with six seeds their smallest p value is
   0.03, so after any correction for twenty tuners nothing would ever differ.
-* Over arenas: Wilcoxon's signed-rank test on the arenas' mean logarithms (Demsar 2006, Section 3.1.3), and Friedman's test
-  of all tuners at once (Section 3.2.2). Arenas are not draws of one normal distribution; there are enough of them for ranks.
+* Over `ARENAS_FOR_RANKS` arenas and more that a pair shares: Wilcoxon's signed-rank test on the arenas' mean logarithms
+  (Demsar 2006, Section 3.1.3). Arenas are not draws of one normal distribution; there are enough of them for ranks.
+* Over fewer draws of one family (`over_draws`): the paired t test on the arenas' mean logarithms, as over seeds.
+* Over fewer other arenas (`over_arenas`): these alone are asked about, so chance is in the seeds. The mean over arenas is
+  tested by how it varies from seed to seed within each (Welch 1947). Where an arena has one seed, nothing tells that, and
+  arenas are taken as draws.
+* Friedman's test of all tuners at once is always over arenas (Demsar 2006, Section 3.2.2).
 
 The *leader* is chosen from the same data that it is then tested on, so p values are corrected by Holm (1979) over all pairs
 of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal tuners over
@@ -33,7 +38,7 @@ Sources: J. Demsar, "Statistical comparisons of classifiers over multiple data s
 Tibshirani, "An introduction to the bootstrap", Chapman & Hall (1993). M. Friedman, JASA 32 (1937) 675-701. S. Holm,
 Scandinavian Journal of Statistics 6 (1979) 65-70. P. Royston and M. Parmar, BMC Medical Research Methodology 13 (2013) 152.
 E. Dolan and J. More, "Benchmarking optimization software with performance profiles", Mathematical Programming 91 (2002)
-201-213.
+201-213. B. Welch, Biometrika 34 (1947) 28-35.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ARENAS_FOR_RANKS",
     "LEAST_BLOCKS",
     "LEVEL",
     "Bounds",
@@ -64,6 +70,9 @@ __all__ = [
     "paired_t",
     "performance_profile",
     "ratios",
+    "over_arenas",
+    "over_arenas_interval",
+    "over_draws",
     "signed_rank",
 ]
 
@@ -76,6 +85,10 @@ _HUGE = 1e100  # its square is finite too
 _OPEN = 1e50  # above any time: a larger result was interpolated towards `_HUGE`
 LEAST_BLOCKS = 3
 """With fewer blocks nothing is tested: the denominator of a t test would be chance."""
+
+ARENAS_FOR_RANKS = 12
+"""With fewer arenas, no rank test tells `fixed` from any of 40 tuners: its smallest p value is 2^-10 with eleven, times 2 x 40
+for the correction."""
 
 _SAME = 1e-12
 """Values that differ by less are equal: programs of two policies may round one sum differently, and nothing else tells
@@ -196,7 +209,8 @@ class PairedComparison:
 def compare(
     tuners: Sequence[str], values: _Floats, test: Test, *, reference: str = "", may_lead: Sequence[str] | None = None
 ) -> PairedComparison:
-    """Compare `tuners` by `values` of shape [blocks, tuners], lower is better; NaN where a tuner has none in a block.
+    """Compare `tuners` by `values` of shape [blocks, tuners], lower is better; NaN where a tuner has none in a block. Or by
+    those of shape [arenas, seeds, tuners]: means over seeds count, and `test` gets the differences of all seeds.
 
     Two tuners are compared on the blocks of both. The leader is the one of `may_lead` (of all, where it is None) that does
     best against the others of these: the mean difference to that one which it is least good against is the least. Where all
@@ -205,11 +219,10 @@ def compare(
 
     Raises ValueError where `values` has another shape.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 2 or values.shape[1] != len(tuners):
-        raise ValueError(
-            f"Cannot compare {len(tuners)} tuners by values of shape {values.shape}: give one per block and tuner."
-        )
+    runs = np.asarray(values, dtype=np.float64)
+    if runs.ndim not in (2, 3) or runs.shape[-1] != len(tuners):
+        raise ValueError(f"Cannot compare {len(tuners)} tuners by values of shape {runs.shape}: give one per block and tuner.")
+    values = mean_of_present(runs, axis=1) if runs.ndim == 3 else runs
     k = len(tuners)
     leading = [i for i in range(k) if may_lead is None or tuners[i] in may_lead]
     means = _means(values, leading)
@@ -217,7 +230,7 @@ def compare(
         range(k), key=lambda i: (math.isnan(means[i]), _rounded(float(means[i])), tuners[i] != reference, tuners[i])
     )
     pairs = [(a, b) for x, a in enumerate(order) for b in order[x + 1 :]]
-    differences = np.array([values[:, a] - values[:, b] for a, b in pairs]).reshape(len(pairs), len(values))
+    differences = np.array([runs[..., a] - runs[..., b] for a, b in pairs]).reshape(len(pairs), *runs.shape[:-1])
     differences[np.abs(differences) <= _SAME] = 0.0
     raw = dict(zip(pairs, _p_values(differences, test), strict=True))
     able = [i for i in order if i in leading and not math.isnan(means[i])]
@@ -266,14 +279,23 @@ def _mean_of_each(values: _Floats) -> _Floats:
 
 
 def _p_values(differences: _Floats, test: Test) -> list[float]:
-    """Of each row of differences [pairs, blocks], without the blocks in which it is NaN. Rows with the same blocks are
-    tested in one call, because a call of SciPy takes longer than what it computes."""
-    found, there = np.full(len(differences), math.nan), ~np.isnan(differences)
+    """Of each row of differences [pairs, blocks], or [pairs, arenas, seeds], without the blocks (arenas) in which it is NaN.
+    Rows with the same blocks are tested in one call, because a call of SciPy takes longer than what it computes."""
+    there = ~np.isnan(differences)
+    found, there = np.full(len(differences), math.nan), there.any(axis=-1) if there.ndim == 3 else there
     for blocks in np.unique(there, axis=0):
         rows = (there == blocks).all(axis=1)
         if blocks.any():
             found[rows] = test(differences[np.ix_(rows, blocks)])
     return [float(p) for p in found]
+
+
+def mean_of_present(values: _Floats, axis: int) -> _Floats:
+    """Means along `axis` without NaN; NaN where there is nothing else."""
+    some = ~np.isnan(values)
+    total = np.where(some, values, 0.0).sum(axis=axis)
+    means: _Floats = np.where(some.any(axis=axis), total / np.maximum(some.sum(axis=axis), 1), math.nan)
+    return means
 
 
 def paired_t(differences: _Floats) -> _Floats:
@@ -288,6 +310,64 @@ def paired_t(differences: _Floats) -> _Floats:
     if vary.any():
         found[vary] = ttest_1samp(x[vary], 0.0, axis=-1).pvalue
     return found
+
+
+class _Within(NamedTuple):
+    """Means over arenas of means over seeds [...], their standard errors, and degrees of freedom: 0 where they cannot be told."""
+
+    mean: _Floats
+    error: _Floats
+    freedom: _Floats
+
+
+def _within(values: _Floats) -> _Within:
+    """Of values [..., arenas, seeds], NaN where an arena has fewer seeds than others. Every arena varies by itself, so degrees
+    of freedom are those of a sum of unlike variances (Welch 1947). An arena of one seed does not tell how it varies."""
+    x = np.asarray(values, dtype=np.float64)
+    seeds = (~np.isnan(x)).sum(axis=-1)
+    each = mean_of_present(x, axis=-1)
+    off = np.where(np.isnan(x), 0.0, x - each[..., None])
+    off[np.abs(off) <= _SAME * np.maximum(1.0, np.abs(each))[..., None]] = 0.0
+    variance = (off**2).sum(axis=-1) / np.maximum(seeds - 1, 1) / np.maximum(seeds, 1)  # of each mean
+    total = variance.sum(axis=-1)
+    parts = (variance**2 / np.maximum(seeds - 1, 1)).sum(axis=-1)
+    all_of_them = (seeds - 1).sum(axis=-1)  # where nothing varies, or hardly
+    freedom = np.where(parts > 0, total**2 / np.where(parts > 0, parts, 1.0), all_of_them)
+    told = (seeds > 1).all(axis=-1) & (all_of_them >= LEAST_BLOCKS - 1)
+    return _Within(each.mean(axis=-1), np.sqrt(total) / x.shape[-2], np.where(told, freedom, 0.0))
+
+
+def over_arenas(differences: _Floats) -> _Floats:
+    """P values of differences [..., arenas, seeds] between two tuners on arenas of which each is asked about."""
+    x = np.asarray(differences, dtype=np.float64)
+    if x.shape[-2] >= ARENAS_FOR_RANKS:
+        return over_draws(x)
+    from scipy.stats import t
+
+    mean, error, freedom = _within(x)
+    exact = np.where(np.abs(mean) <= _SAME, 1.0, 0.0)
+    varies = error > 0
+    by_t = 2 * t.sf(np.abs(mean) / np.where(varies, error, 1.0), np.maximum(freedom, 1.0))
+    p: _Floats = np.where(freedom > 0, np.where(varies, by_t, exact), over_draws(x))
+    return p
+
+
+def over_draws(differences: _Floats) -> _Floats:
+    """P values of differences [..., arenas, seeds] between two tuners on arenas that are draws of what is asked about."""
+    means = mean_of_present(np.asarray(differences, dtype=np.float64), axis=-1)
+    return (signed_rank if means.shape[-1] >= ARENAS_FOR_RANKS else paired_t)(means)
+
+
+def over_arenas_interval(values: _Floats) -> Interval:
+    """The mean of `values` [arenas, seeds], and the interval that goes with `over_arenas`: by bootstrap over arenas where
+    these are many, or have one seed, else by t."""
+    from scipy.stats import t
+
+    mean, error, freedom = _within(values)
+    if len(values) >= ARENAS_FOR_RANKS or not freedom > 0:
+        return mean_interval(mean_of_present(values, axis=1))
+    half = float(t.ppf((1 + LEVEL) / 2, freedom) * error)
+    return Interval(float(mean), float(mean) - half, float(mean) + half)
 
 
 def signed_rank(differences: _Floats) -> _Floats:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reports.verdicts.statistics import compare, holm, paired_t, signed_rank
+from reports.verdicts.statistics import compare, holm, over_arenas, paired_t, signed_rank
 from tests.support.marks import slow
 
 RUNS = 400  # of which 8.3 % may be false where the chance is 5 %: three standard errors above it
@@ -28,8 +28,8 @@ def noise(kind, rng, shape):
 def values(rng, blocks, kind, unequal, equal):
     """The first `equal` of the tuners are equally fast on average, the others ever slower, beyond doubt."""
     spread = np.where(np.arange(len(NAMES)) % 2, 0.1, 0.3) if unequal else 0.2
-    made = noise(kind, rng, (blocks, len(NAMES))) * spread
-    made[:, equal:] += 2.0 * np.arange(1, len(NAMES) - equal + 1)
+    made = noise(kind, rng, (*np.atleast_1d(blocks), len(NAMES))) * spread
+    made[..., equal:] += 2.0 * np.arange(1, len(NAMES) - equal + 1)
     return made
 
 
@@ -79,6 +79,21 @@ def test_skewed_times_of_unequal_spread_are_the_limit_of_both_tests(blocks, test
 )
 def test_over_20_arenas_at_most_5_percent_of_verdicts_are_false(kind, unequal, equal):
     assert at_most(0.05, false_verdicts(20, signed_rank, kind, unequal, equal))
+
+
+@pytest.mark.parametrize(("kind", "unequal", "equal"), [c if c == CASES[2] else slow(*c) for c in CASES])
+def test_over_three_arenas_of_which_each_is_asked_at_most_5_percent_of_verdicts_are_false(kind, unequal, equal):
+    assert at_most(0.05, false_verdicts((3, 5), over_arenas, kind, unequal, equal))
+
+
+@pytest.mark.slow
+def test_arenas_that_vary_unequally_are_no_limit_of_seeds():
+    rng, false = np.random.default_rng(2), 0
+    for _ in range(RUNS):
+        made = values(rng, (5, 3), "normal", True, 8) * rng.lognormal(size=(5, 1, 1))
+        found = compare(NAMES, made, over_arenas)
+        false += any(found.standing(t) in ("behind", "ahead") for t in NAMES)
+    assert at_most(0.05, false)
 
 
 def test_a_correction_over_the_leaders_pairs_alone_would_not_do():
