@@ -1,8 +1,8 @@
 """What a comparison says over several arenas: how far each tuner is from the oracle, how often it is first, which differ.
 
-One arena is a block; its seeds are repetitions, and are averaged. The value of a tuner in an arena is the mean over seeds of the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base
-with the same seed. The base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is in
-`reports.verdicts.statistics`.
+One arena is a block; its seeds are repetitions, and are averaged. The value of a tuner in an arena is the mean over seeds of
+the logarithm of its restricted time (its cost, where the arena minimises that) over that of the base with the same seed. The
+base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is in `reports.verdicts.statistics`.
 
 A tuner does not apply to an arena where it has nothing to tune, or where all its runs are those of `fixed`: such an arena
 does not count for it. Two tuners are compared on the arenas that both apply to; the leader is the best of those that apply

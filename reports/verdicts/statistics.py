@@ -66,13 +66,14 @@ __all__ = [
     "friedman",
     "holm",
     "mean_interval",
+    "mean_of_present",
     "median_interval",
-    "paired_t",
-    "performance_profile",
-    "ratios",
     "over_arenas",
     "over_arenas_interval",
     "over_draws",
+    "paired_t",
+    "performance_profile",
+    "ratios",
     "signed_rank",
 ]
 
@@ -87,8 +88,8 @@ LEAST_BLOCKS = 3
 """With fewer blocks nothing is tested: the denominator of a t test would be chance."""
 
 ARENAS_FOR_RANKS = 12
-"""With fewer arenas, no rank test tells `fixed` from any of 40 tuners: its smallest p value is 2^-10 with eleven, times 2 x 40
-for the correction."""
+"""With fewer arenas, no rank test tells `fixed` from any of 40 tuners: its smallest p value is 2^-10 with eleven, times 2 x
+40 for the correction."""
 
 _SAME = 1e-12
 """Values that differ by less are equal: programs of two policies may round one sum differently, and nothing else tells
@@ -221,7 +222,9 @@ def compare(
     """
     runs = np.asarray(values, dtype=np.float64)
     if runs.ndim not in (2, 3) or runs.shape[-1] != len(tuners):
-        raise ValueError(f"Cannot compare {len(tuners)} tuners by values of shape {runs.shape}: give one per block and tuner.")
+        raise ValueError(
+            f"Cannot compare {len(tuners)} tuners by values of shape {runs.shape}: give one per block and tuner."
+        )
     values = mean_of_present(runs, axis=1) if runs.ndim == 3 else runs
     k = len(tuners)
     leading = [i for i in range(k) if may_lead is None or tuners[i] in may_lead]
@@ -281,8 +284,8 @@ def _mean_of_each(values: _Floats) -> _Floats:
 def _p_values(differences: _Floats, test: Test) -> list[float]:
     """Of each row of differences [pairs, blocks], or [pairs, arenas, seeds], without the blocks (arenas) in which it is NaN.
     Rows with the same blocks are tested in one call, because a call of SciPy takes longer than what it computes."""
-    there = ~np.isnan(differences)
-    found, there = np.full(len(differences), math.nan), there.any(axis=-1) if there.ndim == 3 else there
+    found, some = np.full(len(differences), math.nan), ~np.isnan(differences)
+    there = some.any(axis=-1) if some.ndim == 3 else some
     for blocks in np.unique(there, axis=0):
         rows = (there == blocks).all(axis=1)
         if blocks.any():
@@ -313,7 +316,7 @@ def paired_t(differences: _Floats) -> _Floats:
 
 
 class _Within(NamedTuple):
-    """Means over arenas of means over seeds [...], their standard errors, and degrees of freedom: 0 where they cannot be told."""
+    """Means over arenas of means over seeds [...], their standard errors, and degrees of freedom: 0 where nothing tells."""
 
     mean: _Floats
     error: _Floats
@@ -321,8 +324,8 @@ class _Within(NamedTuple):
 
 
 def _within(values: _Floats) -> _Within:
-    """Of values [..., arenas, seeds], NaN where an arena has fewer seeds than others. Every arena varies by itself, so degrees
-    of freedom are those of a sum of unlike variances (Welch 1947). An arena of one seed does not tell how it varies."""
+    """Of values [..., arenas, seeds], NaN where an arena has fewer seeds than others. Every arena varies by itself, so
+    degrees of freedom are those of a sum of unlike variances (Welch 1947). One seed does not tell how an arena varies."""
     x = np.asarray(values, dtype=np.float64)
     seeds = (~np.isnan(x)).sum(axis=-1)
     each = mean_of_present(x, axis=-1)
