@@ -171,7 +171,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         comparison=found,
         drawn=drawn,
         seeds=min((~np.isnan(runs)).sum(axis=1).max(axis=1)),
-        friedman_p=friedman(whole) if len(whole) > 1 else math.nan,
+        friedman_p=friedman(whole) if len(whole) >= ARENAS_FOR_RANKS or (drawn and len(whole) > 1) else math.nan,
         log_ratio=log_ratio[:, order],
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
         absent=_absent(results, tuners, everybody, applies),

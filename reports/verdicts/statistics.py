@@ -25,7 +25,7 @@ target are equal, and a run that missed it is never better than one that reached
 * Over fewer other arenas (`over_arenas`): these alone are asked about, so chance is in the seeds. The mean over arenas is
   tested by how it varies from seed to seed within each (Welch 1947). Where an arena has one seed, nothing tells that, and
   arenas are taken as draws.
-* Friedman's test of all tuners at once is always over arenas (Demsar 2006, Section 3.2.2).
+* Of draws, and of `ARENAS_FOR_RANKS` arenas, also Friedman's test of all tuners at once (Demsar 2006, Section 3.2.2).
 
 The *leader* is chosen from the same data that it is then tested on, so p values are corrected by Holm (1979) over all pairs
 of tuners. Over only those with the leader, it would find something false in 12 of 100 comparisons of ten equal tuners over
