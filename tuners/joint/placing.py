@@ -120,9 +120,13 @@ class Placing:
         if choice is None:
             return False
         if not (yield from self._made(choice)):
-            # While the system makes up for a loss, no change is accepted: ask again after the next window.
-            training.cluster_changed = training.newest is not None and bool(training.newest.events)
-            return False
+            # While the system makes up for a loss, no change is accepted. What remains may be so slow that a window takes
+            # longer than all of the rest would on other machines.
+            if not (training.cluster_changed or (training.newest is not None and training.newest.events)):
+                return False
+            yield from training.run(1, "machines come and go: choose again after a push")
+            training.cluster_changed = True
+            return not training.diverged
         predicted = self._worth(choice.setting)
         yield from self.measure()
         seen = self._worth(training.setting)
@@ -141,7 +145,7 @@ class Placing:
         training, before = self._training, self._training.setting
         here, best = self._worth(before), self.best(self.most_workers)
         # The mean of one batch bears the same rate, whoever computes how much of it.
-        best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, before)
+        best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, training.chosen)
         gain = self._worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
         lasts = min(left, training.machine_losses.lifetime_seconds(machines_of(best) - machines_of(before)))

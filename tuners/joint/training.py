@@ -87,6 +87,9 @@ class Training:
         self.takes_snapshots = snapshots
         self.job, self.gauge = job, Gauge(job.target)
         self.setting, self.branch = job.start, 0
+        # What was chosen last. The system drops machines that are lost, and goes on at the same rate: that is as hot as
+        # the rate for fewer workers, which nobody has chosen.
+        self.chosen = job.start
         # The same as the system knows it: of a policy that was installed, it has the one that was named before.
         self._named = job.start
         self.seconds = 0.0  # since the job began
@@ -311,16 +314,19 @@ class Training:
         """Reconfigure; where that is refused, because the system is making up for a loss, the values `names` of `setting`
         are asked for again before every window, and with every other change, until they are in force."""
         if not (yield from self.change(setting, why)):
-            self._wanted = {n: getattr(setting, n) for n in names if getattr(setting, n) != getattr(self.setting, n)}
+            self._wanted = _differing(setting, self.setting, names)
 
     def change(self, setting: Setting, why: str) -> Steps[bool]:
-        """Reconfigure by the cheapest method; whether the branch now runs under `setting`."""
+        """Reconfigure by the cheapest method; whether the branch now runs under `setting`. Where roles have not changed,
+        what learning depends on is asked for again as it was: it was for other machines."""
         asked, now = setting != self.setting, self.setting
         still = {n: value for n, value in self._wanted.items() if getattr(setting, n) == getattr(now, n)}
         setting = replace(setting, **still)
         if setting == now or (yield from self._change_in_steps(setting, why)):
             self._wanted = {}
+            self.chosen = self.setting
             return True
+        self._wanted |= _differing(now, self.setting, _LEARNING)
         return not asked
 
     def _change_in_steps(self, setting: Setting, why: str) -> Steps[bool]:
@@ -398,6 +404,7 @@ class Training:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
         yield from self._leave()
         self.branch, self.setting, self._named, self._wanted = kept.branch, kept.setting, kept.named, {}
+        self.chosen = setting
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
         self.minibatches.forget_extremes()
@@ -484,6 +491,11 @@ def _under(rule: Setting, setting: Setting) -> Setting:
 def _with(setting: Setting, other: Setting, names: Sequence[str]) -> Setting:
     """`setting` with the values `names` of `other`."""
     return replace(setting, **{name: getattr(other, name) for name in names})
+
+
+def _differing(setting: Setting, other: Setting, names: Sequence[str]) -> dict[str, Any]:
+    """The values `names` of `setting` that `other` does not have."""
+    return {name: getattr(setting, name) for name in names if getattr(setting, name) != getattr(other, name)}
 
 
 def machines_of(setting: Setting) -> set[str]:
