@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy import job, window
-from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, Reconfigure, Rejected, Run
+from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, NodeEvent, Reconfigure, Rejected, Run
 from tuners.joint.heat import PolicyHeat, stress
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
@@ -119,6 +119,63 @@ def test_a_cooler_rate_takes_effect_before_machines_move():
         (moved.learning_rate, moved.workers),
     ]
     assert answers.asked[0].reason == "too hot"
+
+
+ROLES = tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes)
+
+
+def test_a_rate_that_was_for_other_machines_is_taken_back_where_roles_have_not_changed():
+    """A machine was lost while roles changed: three workers went on at the rate for fourteen."""
+    made = of()
+    training, here, answers = Training(made, SystemModel(made)), made.start, Answers(made, flat)
+    moved = replace(here, workers=here.workers[:-1], learning_rate=here.learning_rate / 3, loads=(), data_shares=())
+    answers.refuse = lambda action: isinstance(action, Reconfigure) and action.setting.workers == moved.workers
+    assert not answers.run(training.change(moved, "faster"))
+    assert answers.settings[0].learning_rate == moved.learning_rate
+    answers.run(training.run(3))
+    assert answers.settings[0] == here
+    answers.run(training.insist(moved, "too hot"))  # that is about the model, not about machines
+    answers.run(training.run(3))
+    assert answers.settings[0].learning_rate == moved.learning_rate
+
+
+def test_the_heat_is_that_which_was_chosen_however_often_machines_are_lost_and_come_back():
+    """The system drops lost machines, and goes on at their rate. Each time they came back, the rate became that of fewer:
+    after three losses it was a sixteenth of the best one."""
+    made = of(space=(RATE, *ROLES))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.placing.measure())
+    answers.run(begun.placing.place())
+    best = answers.settings[0]
+    for _ in range(3):
+        begun.training.setting = answers.settings[0] = replace(best, workers=best.workers[:1])
+        begun.training.cluster_changed = True
+        answers.run(begun.placing.place_anew())
+        assert len(answers.settings[0].workers) == len(best.workers) > 1
+        assert answers.settings[0].learning_rate == pytest.approx(best.learning_rate)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_machines_are_chosen_again_after_a_push_where_a_loss_has_prevented_a_change(busy):
+    """The window after it took 750 s on the three workers that were left, of a job that then took another 800 s."""
+    made = of(space=(RATE, *ROLES))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.placing.measure())
+    answers.run(begun.training.run(3))
+    answer, until = answers.answer, answers.now + 2 if busy else math.inf
+
+    def losing(action):
+        found = answer(action)
+        lost = NodeEvent(answers.now - 0.5, "n9", "failed") if busy and isinstance(action, Run) else None
+        return found if lost is None else replace(found, events=(lost,))
+
+    answers.refuse = lambda action: isinstance(action, Reconfigure) and answers.now < until
+    answers.answer, asked = losing, len(answers.asked)
+    begun.training.newest = replace(begun.training.newest, events=(NodeEvent(answers.now, "n9", "failed"),) * busy)
+    answers.run(begun.placing.place())
+    runs = [a.clocks for a in answers.asked[asked:] if isinstance(a, Run)]
+    assert (runs[:2] == [1, 1]) == busy
+    assert (answers.settings[0].workers != made.start.workers) == busy
 
 
 @pytest.mark.parametrize(("minimise", "holds"), [("seconds", True), ("usd", False)])
