@@ -6,7 +6,7 @@ base is `best_fixed`, or `fixed` where an arena lacks the oracle. The method is 
 
 A tuner does not apply to an arena where it has nothing to tune, or where all its runs are those of `fixed`: such an arena
 does not count for it. Two tuners are compared on the arenas that both apply to; the leader is the best of those that apply
-to nearly as many arenas as any (`statistics.compare`).
+to nearly as many arenas as any (`statistics.compare`), or one that is told to be better than that one (`_compared`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     most = max(len(applies[t]) for t in tuners) if tuners else 0
     able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
     drawn = _are_draws(arenas)
-    found = compare(tuners, runs, over_draws if drawn else over_arenas, reference=REFERENCE, may_lead=able)
+    found = _compared(tuners, runs, drawn, able, [t for t in tuners if _able(scores, t)])
     # By the means that the table shows. `found` has them in the order of means over arenas that all possible leaders share.
     own = [_interval(runs[:, :, i], drawn) for i in range(len(tuners))]
     order = sorted(range(len(tuners)), key=lambda i: (own[i].estimate, tuners[i]))
@@ -193,6 +193,24 @@ def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[s
         return len(stands) == 1 and "" not in stands and all(applies[tuner] == applies.get(one, []) for one in stands)
 
     return [t for t in tuners if not double(t)]
+
+
+def _compared(tuners: list[str], runs: _Floats, drawn: bool, wide: list[str], able: list[str]) -> PairedComparison:
+    """`tuners` compared by `runs` [arenas, seeds, tuners]; `wide` are those that may lead, `able` all that do not fail.
+
+    Where a tuner does not apply, it leaves the job as `fixed` does. So one that is told to be better than the leader where
+    it applies, and is better over all arenas with the times of `fixed` elsewhere, leads in its place.
+    """
+    test = over_draws if drawn else over_arenas
+    found = compare(tuners, runs, test, reference=REFERENCE, may_lead=wide)
+    if REFERENCE not in tuners or not found.leader:
+        return found
+    values = mean_of_present(runs, axis=1)
+    everywhere = np.where(np.isnan(values), values[:, [tuners.index(REFERENCE)]], values).mean(axis=0)
+    means = dict(zip(tuners, everywhere, strict=True))
+    while better := [t for t in able if found.standing(t) == "ahead" and means[t] < means[found.leader]]:
+        found = compare(tuners, runs, test, reference=REFERENCE, may_lead=[min(better, key=lambda t: (means[t], t))])
+    return found
 
 
 def _masked(values: _Floats, tuners: list[str], idle: set[str]) -> _Floats:
@@ -311,19 +329,27 @@ def answer(found: Arenas) -> Answer:
     if not leader or found.rows.height < 2:
         return Answer(f"Over {where} there is nothing to compare.", "", "")
     row = found.rows.row(by_predicate=pl.col("tuner") == leader, named=True)
-    close = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "not told apart"]
-    most = int(found.rows["arenas"].max() or 0)  # type: ignore[arg-type]
+    undecided = found.rows.filter(standing="not told apart")
+    close, strangers = (
+        undecided.filter(pl.col("to_leader").is_nan() == never)["tuner"].to_list() for never in (False, True)
+    )
+    most, mine = int(found.rows["arenas"].max() or 0), int(row["arenas"])  # type: ignore[arg-type]
+    narrow_leader = mine < _LEADS_FROM * most  # `_compared` says why
+    enough = _LEADS_FROM * (mine if narrow_leader else most)
     counts = dict(found.rows.select("tuner", "arenas").iter_rows())
     ahead = [str(t) for t, s in found.rows.select("tuner", "standing").iter_rows() if s == "ahead"]
     interval = "" if math.isnan(row["ratio_low"]) else f" ({relative(row['ratio_low'])}\u2013{relative(row['ratio_high'])})"
     if leader == found.base:  # fixed itself, where the oracle was not run
         after = f": no tuner is {WORDS[found.minimise].better} over {where}; it is"
     else:
-        after = f": {relative(row['ratio'])}x of {found.base}{interval} over {where}" if found.base else f" over {where}"
+        over = f"over the {mine} of {where} that it applies to" if narrow_leader else f"over {where}"
+        after = f": {relative(row['ratio'])}x of {found.base}{interval} {over}" if found.base else f" {over}"
         after += ","
     after += f" first in {percent(row['first'])} of them"
-    if int(row["arenas"]) < len(found.arenas):
-        after += f" (it applies to {row['arenas']})"
+    if narrow_leader:
+        after += " (elsewhere it leaves the job as it is)"
+    elif mine < len(found.arenas):
+        after += f" (it applies to {mine})"
     if leader == REFERENCE:
         before = "Keep "
     elif REFERENCE in close:
@@ -333,17 +359,19 @@ def answer(found: Arenas) -> Answer:
     else:
         before = "Use "
     others = [t for t in close if t != REFERENCE] if before.startswith("No") else close
-    wide = [t for t in others if counts[t] >= _LEADS_FROM * most]
+    wide = [t for t in others if counts[t] >= enough]
     but = f" but {REFERENCE}" if others != close else ""
     after += "."
     if wide:
         after += f" Not told apart from it: {few(wide)}."
     elif others:
         after += f" All others{but} that apply to nearly as many arenas are told apart from it."
-    elif found.rows.height > 1 + len(close):
+    elif found.rows.height > 1 + len(close) + len(strangers):
         after += f" All others{but} are told apart from it."
     if narrow := [f"{t} ({counts[t]})" for t in others if t not in wide]:
         after += f" Not told apart where they apply, which is in fewer arenas: {few(narrow)}."
+    if strangers:
+        after += f" In no arena that it applies to: {few(strangers)}."
     if ahead:
         after += f" Better where they apply: {', '.join(ahead)}."
     return Answer(before, leader, after)

@@ -263,6 +263,46 @@ def test_a_tuner_that_leaves_one_arena_in_ten_alone_may_lead():
     assert "(it applies to 11)" in said.after
 
 
+def _with_leavers(results, left, **ratios):
+    """`results`, and tuners that have the runs of fixed in the scenario `left`, and elsewhere such ratios to their times."""
+    fixed = results.scores.filter(pl.col("tuner") == "fixed")
+    at = {t: pl.when(scenario=left).then(1.0).otherwise(ratio + 0.002 * pl.col("seed")) for t, ratio in ratios.items()}
+    more = [fixed.with_columns(tuner=pl.lit(t), completion_seconds=pl.col("completion_seconds") * at[t]) for t in at]
+    return Results(results.manifest, pl.concat([results.scores, *more]), *_rest(results))
+
+
+@pytest.mark.parametrize("wide", [(60, 90, 400), (60, 90, 95)])
+def test_the_leader_is_no_worse_than_a_tuner_that_leaves_one_of_a_few_arenas_as_it_is(wide):
+    """`wide`, which applies to all three, is worse than `fixed` over them, or better than it."""
+    results = played({"fixed": 100, "wide": lambda i: wide[i]}, OWN[:3], seeds=5)
+    found = arenas_of(_with_leavers(results, OWN[2], often=0.2, hasty=0.5), OWN[:3])
+    assert {t: row(found, t)["arenas"] for t in found.rows["tuner"]} == {"fixed": 3, "wide": 3, "often": 2, "hasty": 2}
+    assert row(found, "often")["p_reference"] < 0.001
+    assert (row(found, "wide")["to_reference"] < 1) == (wide[2] == 95)
+    said = answer(found)
+    assert (said.before, said.tuner) == ("Use ", "often")
+    assert "over the 2 of 3 arenas that it applies to, first in 100% of them (elsewhere it leaves the job" in said.after
+    assert said.after.endswith(" All others are told apart from it.")
+    assert row(found, "hasty")["standing"] == row(found, "fixed")["standing"] == "behind"
+    assert row(found, "hasty")["to_leader"] == pytest.approx(0.5 / 0.2, rel=0.05)
+
+
+def test_a_tuner_that_shares_no_arena_with_the_leader_is_not_said_to_be_close_to_it():
+    rare = {"rare": lambda i: 99 if i == 2 else None}
+    results = played({"fixed": 100, "wide": lambda i: (60, 90, 400)[i]} | rare, OWN[:3], seeds=5)
+    said = answer(arenas_of(_with_leavers(results, OWN[2], often=0.2), OWN[:3]))
+    assert said.tuner == "often"
+    assert said.after.endswith(" All others are told apart from it. In no arena that it applies to: rare.")
+
+
+def test_a_tuner_that_is_better_where_it_applies_does_not_lead_one_that_gains_more_elsewhere():
+    results = played({"fixed": 100, "wide": lambda i: (60, 60, 5)[i]}, OWN[:3], seeds=5)
+    found = arenas_of(_with_leavers(results, OWN[2], often=0.5), OWN[:3])
+    assert row(found, "often")["standing"] == "ahead"
+    assert (answer(found).before, answer(found).tuner) == ("Use ", "wide")
+    assert answer(found).after.endswith(" Better where they apply: often.")
+
+
 def test_a_tuner_that_does_nothing_changes_nothing_over_arenas():
     results = played({"fixed": 100, "x": 50, "y": 80})
     idle = results.scores.filter(pl.col("tuner") == "fixed").with_columns(tuner=pl.lit("idle"))
