@@ -444,10 +444,14 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
 def first_chances(values: Sequence[_Floats]) -> _Floats:
     """How often each tuner is first in each arena, [arenas, tuners], from `values` [seeds, tuners] of every arena.
 
-    Tuners that are first together share the seed; NaN, a tuner without a run, is never first.
+    Tuners that are first together share the seed; one without a run, which is NaN, is never first. Seeds that some tuner of
+    the arena has not run yet do not count, unless there are no others.
     """
     found = []
     for arena in values:
+        there = ~np.isnan(arena)
+        whole = there[:, there.any(axis=0)].all(axis=1)
+        arena = arena[whole] if whole.any() else arena
         best = np.nanmin(arena, axis=1, keepdims=True, initial=np.inf)
         first = (arena <= best + _SAME) & np.isfinite(arena)
         found.append((first / np.maximum(first.sum(axis=1, keepdims=True), 1)).mean(axis=0))

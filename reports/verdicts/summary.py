@@ -150,17 +150,21 @@ def summary(results: Results) -> pl.DataFrame:
 def same_runs(runs: pl.DataFrame) -> dict[str, str]:
     """Which tuner stands for which, from the scores of one scenario: by tuner, the name of the one with identical runs.
 
-    `fixed` stands for all that did what it did; else the first by name. Has only tuners for which another one stands.
+    `fixed` stands for all that did what it did; else the one of most seeds, then the first by name. Of a tuner with fewer
+    seeds than another, as in a comparison that goes on, only these are compared. Has only tuners for which another stands.
     """
-    found: dict[Any, str] = {}
-    same: dict[str, str] = {}
-    by_tuner = {str(name): mine.sort("seed") for (name,), mine in runs.group_by(["tuner"])}
-    for name in sorted(by_tuner, key=lambda n: (n != REFERENCE, n)):
-        mine = by_tuner[name]
+    runs_of: dict[str, dict[int, str]] = {}
+    for (name,), mine in runs.group_by(["tuner"]):
         # Floats as text, where nan equals itself. A run that failed is like no other.
-        key = repr(mine.select("seed", *OUTCOME).rows()) if "error" not in mine["status"] else name
-        if name != ORACLE and found.setdefault(key, name) != name:
-            same[name] = found[key]
+        if name != ORACLE and "error" not in mine["status"]:
+            runs_of[str(name)] = {seed: repr(row) for seed, *row in mine.select("seed", *OUTCOME).iter_rows()}
+    stand: list[str] = []
+    same: dict[str, str] = {}
+    for name in sorted(runs_of, key=lambda n: (n != REFERENCE, -len(runs_of[n]), n)):
+        if one := next((one for one in stand if runs_of[name].items() <= runs_of[one].items()), None):
+            same[name] = one
+        else:
+            stand.append(name)
     return same
 
 

@@ -326,9 +326,17 @@ def test_wrong_shape_is_refused():
 
 
 def test_who_is_first_shares_ties():
-    found = first_chances([np.array([[1.0, 1.0, 2.0], [1.0, 3.0, math.nan]]), np.array([[2.0, 1.0, 3.0]])])
+    found = first_chances([np.array([[1.0, 1.0, 2.0], [1.0, 3.0, 4.0]]), np.array([[2.0, 1.0, 3.0]])])
     assert found.tolist() == [[0.75, 0.25, 0.0], [0.0, 1.0, 0.0]]
     assert first_chances([np.array([[2.0, 2.0 + 4e-16]])]).tolist() == [[0.5, 0.5]]
+
+
+def test_seeds_that_some_tuner_has_not_run_yet_do_not_say_who_is_first():
+    """The first tuner is the best wherever it has run; the last does not apply."""
+    unfinished = np.array([[1.0, 2.0, math.nan], [1.0, 3.0, math.nan], [math.nan, 2.0, math.nan]])
+    assert first_chances([unfinished]).tolist() == [[1.0, 0.0, 0.0]]
+    no_seed_of_both = np.array([[math.nan, 1.0], [2.0, math.nan]])
+    assert first_chances([no_seed_of_both]).tolist() == [[0.5, 0.5]]
 
 
 def test_a_performance_profile_counts_arenas_within_a_factor():

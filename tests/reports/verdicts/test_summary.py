@@ -107,6 +107,12 @@ def test_failed_runs_are_like_no_others():
     assert same_runs(from_times({"fixed": [10, 20], "x": [NAN, NAN], "y": [NAN, NAN]}).scores) == {}
 
 
+def test_a_tuner_with_fewer_seeds_than_another_has_its_runs_where_all_that_it_has_are_the_same():
+    """As where a comparison is going on, or has been merged with one of more seeds."""
+    scores = from_times({"fixed": [10, 20, 30], "idle": [10, 20, 0], "a": [5, 0, 0], "b": [5, 6, 0], "c": [10, 6, 7]}).scores
+    assert same_runs(scores.filter(pl.col("completion_seconds") > 0)) == {"idle": "fixed", "a": "b"}
+
+
 def test_a_tuner_that_does_nothing_changes_nothing_that_is_said_of_others():
     times = {"fixed": [100, 120, 90, 110, 105, 95], "x": [50, 61, 44, 56, 50, 47], "y": [80, 130, 91, 100, 99, 97]}
     before = summary(from_times(times))
