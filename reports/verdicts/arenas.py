@@ -259,12 +259,14 @@ def _spent(scores: pl.DataFrame, host: pl.DataFrame) -> dict[str, dict[str, floa
     ran = scores.filter((pl.col("status") != "error") & (seconds > 0)).join(
         host.select(*KEYS, "thinking_seconds"), on=KEYS, how="left"
     )
-    means = ran.group_by("tuner").agg(
-        overhead_share=(pl.col("overhead_seconds") / seconds).mean(),
-        trial_share=(pl.col("trial_seconds") / seconds).mean(),
-        thinking_seconds=pl.col("thinking_seconds").fill_nan(None).mean(),
+    means = (
+        (pl.col("overhead_seconds") / seconds).mean().alias("overhead_share"),
+        (pl.col("trial_seconds") / seconds).mean().alias("trial_share"),
+        pl.col("thinking_seconds").fill_nan(None).mean(),
     )
-    return {str(row.pop("tuner")): row for row in means.iter_rows(named=True)}
+    # Tuner by tuner and in one order, because Polars adds up the groups of `agg` in parts, whose order differs.
+    by_tuner = ran.sort(KEYS).partition_by("tuner", as_dict=True)
+    return {str(tuner): runs.select(means).row(0, named=True) for (tuner,), runs in by_tuner.items()}
 
 
 def _to_best(log_ratio: _Floats, tuners: list[str], by_arena: dict[str, pl.DataFrame], arenas: Sequence[str]) -> _Floats:

@@ -263,6 +263,19 @@ def test_a_tuner_that_leaves_one_arena_in_ten_alone_may_lead():
     assert "(it applies to 11)" in said.after
 
 
+def test_what_tuners_spend_is_the_same_to_the_last_digit_in_any_order_of_the_runs():
+    """Polars adds up groups in parts, whose order differs from time to time where there are many rows."""
+    results = played({"fixed": 100, "x": 50, "y": 70})
+    spent = np.random.default_rng(1).uniform(0.0, 9.0, results.scores.height)
+    scores = results.scores.with_columns(overhead_seconds=pl.Series(spent), trial_seconds=pl.Series(spent[::-1]))
+    once, again = (
+        arenas_of(Results({}, frame, *_rest(results)), NAMES).rows
+        for frame in (scores, scores.sample(fraction=1.0, shuffle=True, seed=5))
+    )
+    assert once["overhead_share"].sum() > 0
+    assert again.equals(once)
+
+
 def _with_leavers(results, left, **ratios):
     """`results`, and tuners that have the runs of fixed in the scenario `left`, and elsewhere such ratios to their times."""
     fixed = results.scores.filter(pl.col("tuner") == "fixed")
