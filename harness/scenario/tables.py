@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 _LARGEST = 1e30  # of all numbers
+_MISSPELT = 0.8  # similarity from which a key is taken for another one of its own table, though a second table has it
 MOST_SEEDS = 100_000  # of a scenario: the list of all runs is made before the first
 _Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
@@ -317,17 +319,22 @@ def _explained(message: str, given: Any, root: str = "", kind: type[Any] = Table
         choices = next(f.type.values for f in msgspec.inspect.type_info(TABLES[parent]).fields if f.name == key)  # type: ignore[attr-defined]
         return f"{_place(parent, key)}: {said}; choose one of {', '.join(map(str, choices))}."
     note = "; numbers are written without quotes, in the unit that the key names" if "got `str`" in said else ""
+    if "expected `bool`" in said:
+        note = "; write true or false, without quotes"
     said = said.replace(" | null", "")  # a file has no null: what is left out has its default
     plain = ", not " + repr(value) if isinstance(value, int | float) and "got" not in said else ""
     return f"{_place(parent, key)}: {said}{plain}{note}."
 
 
 def _advice(path: str, key: str) -> str:
-    """What to write in place of `key`, which the table at `path` does not have: it may belong in another table."""
+    """What to write in place of `key`, which the table at `path` does not have: one nearly like it, or another table's."""
+    own = TABLES[path].__struct_fields__
+    if get_close_matches(key, own, cutoff=_MISSPELT):
+        return near_names(key, own)
     homes = [f"[{name}]" for name, struct in TABLES.items() if name and "." not in name and key in struct.__struct_fields__]
     if homes:
         return f"it belongs in {' or '.join(homes)}."
-    return near_names(key, TABLES[path].__struct_fields__)
+    return near_names(key, own)
 
 
 def _value(given: Any, path: str) -> Any:

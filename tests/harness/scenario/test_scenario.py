@@ -290,6 +290,17 @@ WRONG: list[tuple[str, str, str]] = [
         "[conditions]\nlatency_seconds = 0.1\n[budget]",
         r"\[conditions\] latency_seconds: .*; it belongs in \[cluster\]\.",
     ),
+    # Two other tables have a key `nodes`: the one that is nearly the same comes first.
+    (
+        "[budget]",
+        "[[conditions.episodes]]\nnodes = ['n0']\nstart_seconds = 1\nseconds = 1\nfactor = 2\n[budget]",
+        r"\[conditions\.episodes\] nodes: there is no such key; did you mean node\?",
+    ),
+    (
+        "[budget]",
+        '[rules]\ninstall_policies = "yes"\n[budget]',
+        r"install_policies: expected `bool`, got `str`; write true or false",
+    ),
     ("count = 5", "cuont = 5", r"\[cluster\.nodes\] cuont: there is no such key; did you mean count"),
     (NODES, "[]", r"\[cluster\] nodes: there are none"),
     ("edge-4core", "edge-4cores", r"\[cluster\] nodes: no node type 'edge-4cores'; did you mean edge-4core"),
