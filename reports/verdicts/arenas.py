@@ -198,8 +198,8 @@ def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[s
 def _compared(tuners: list[str], runs: _Floats, drawn: bool, wide: list[str], able: list[str]) -> PairedComparison:
     """`tuners` compared by `runs` [arenas, seeds, tuners]; `wide` are those that may lead, `able` all that do not fail.
 
-    Where a tuner does not apply, it leaves the job as `fixed` does. So one that is told to be better than the leader where
-    it applies, and is better over all arenas with the times of `fixed` elsewhere, leads in its place.
+    Where a tuner does not apply, it leaves the job as `fixed` does. So where one is told to be better than the leader, and
+    is better over all arenas with the times of `fixed` elsewhere, the tuner that is best so over all leads instead.
     """
     test = over_draws if drawn else over_arenas
     found = compare(tuners, runs, test, reference=REFERENCE, may_lead=wide)
@@ -208,8 +208,9 @@ def _compared(tuners: list[str], runs: _Floats, drawn: bool, wide: list[str], ab
     values = mean_of_present(runs, axis=1)
     everywhere = np.where(np.isnan(values), values[:, [tuners.index(REFERENCE)]], values).mean(axis=0)
     means = dict(zip(tuners, everywhere, strict=True))
-    while better := [t for t in able if found.standing(t) == "ahead" and means[t] < means[found.leader]]:
-        found = compare(tuners, runs, test, reference=REFERENCE, may_lead=[min(better, key=lambda t: (means[t], t))])
+    if any(found.standing(t) == "ahead" and means[t] < means[found.leader] for t in able):
+        best = min(able, key=lambda t: (means[t], t))
+        found = compare(tuners, runs, test, reference=REFERENCE, may_lead=[best])
     return found
 
 

@@ -300,6 +300,18 @@ def test_the_leader_is_no_worse_than_a_tuner_that_leaves_one_of_a_few_arenas_as_
     assert row(found, "hasty")["to_leader"] == pytest.approx(0.5 / 0.2, rel=0.05)
 
 
+def test_of_those_that_leave_an_arena_as_it_is_the_one_of_least_time_leads_though_another_is_surer():
+    results = played({"fixed": 100, "wide": lambda i: (150, 190, 400)[i]}, OWN[:3], seeds=3)
+    results = _with_leavers(results, OWN[2], steady=0.8, wild=0.4)
+    rough = pl.when((pl.col("tuner") == "wild") & (pl.col("scenario") != OWN[2])).then(3.0 - pl.col("seed")).otherwise(1.0)
+    scores = results.scores.with_columns(completion_seconds=pl.col("completion_seconds") * rough)
+    found = arenas_of(Results(results.manifest, scores, *_rest(results)), OWN[:3])
+    assert row(found, "wild")["p_reference"] > 0.05 > row(found, "steady")["p_reference"]
+    said = answer(found)
+    assert (said.before, said.tuner) == ("Faster than fixed: steady. The least mean time has ", "wild")
+    assert "Not told apart from it: steady, fixed, wide." in said.after
+
+
 def test_a_tuner_that_shares_no_arena_with_the_leader_is_not_said_to_be_close_to_it():
     rare = {"rare": lambda i: 99 if i == 2 else None}
     results = played({"fixed": 100, "wide": lambda i: (60, 90, 400)[i]} | rare, OWN[:3], seeds=5)
