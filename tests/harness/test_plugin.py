@@ -48,6 +48,14 @@ def test_contest(contest):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engine_in_memory(tmp_path_factory):
+    """Before the first `pytester` is made: it forgets what is imported later, though modules that stay may name it."""
+    file = tmp_path_factory.mktemp("contest") / "small.toml"
+    file.write_text(SCENARIO)
+    Contest(Immediate())("fixed", file)
+
+
 @pytest.fixture
 def run_pytest(pytester, monkeypatch):
     """Run pytest with the plug-in, whether or not the harness is installed in this environment.
@@ -60,8 +68,6 @@ def run_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     # Otherwise pytest-benchmark takes the process for a worker of pytest-xdist, and measures nothing.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    # What is imported while pytester runs pytest in this process, it forgets afterwards, compiled programs included.
-    Contest(Immediate())("fixed", pytester.path / "small.toml")
 
     def run(*arguments, own_process=False):
         run = pytester.runpytest_subprocess if own_process else pytester.runpytest_inprocess
