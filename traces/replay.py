@@ -4,9 +4,10 @@ As in tabular benchmarks, the table holds whole runs, each under one setting fro
 settings exist. So a branch is one recorded run. A fork with a setting, or a reconfiguration, starts the run of that setting
 from its beginning, because the table does not say how a model trained under one setting continues under another. That takes
 the time that the recording or the scenario gives for a restart. A run advances as it was recorded: along the steps of its
-progress, or else at its mean rate. Its loss and accuracy are known at the recorded times, at least at its end; they are not
-interpolated. After the end of the run, time still passes: asked for more clocks, the run takes the time that they would have
-taken, but completes none. (A tuner may always continue the job, and no table says how it went on.)
+progress (those with a training loss, where it has any), or else at its mean rate. Its loss and accuracy are known at the
+recorded times, at least at its end; they are not interpolated. What was evaluated at the end or after it is known at its
+end. After the end of the run, time still passes: asked for more clocks, the run takes the time that they would have taken,
+but completes none. (A tuner may always continue the job, and no table says how it went on.)
 
 A run that switches from BSP to ASP is under one setting, too: its policy is "sync_switch", and the option "bsp_percent" says
 when it switches. Up to its switch it is like any other run with a later one. So a reconfiguration to a switch that is still
@@ -15,7 +16,8 @@ to come continues the job at the same step of the other run, without a restart.
 Several runs under one setting are repetitions: the job's seed says which one is played.
 
 Machines have no names in such tables. The job has two nodes, one for all workers and one for all servers. If the numbers of
-workers and servers vary, they are the options "workers" and "servers" of a setting.
+workers and servers vary, they are the options "workers" and "servers" of a setting. What else tells two recorded settings
+apart is an option, too: lists as JSON, for example "batch_sizes" as "[48, 16]", and which nodes work as "worker_nodes".
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
@@ -77,6 +79,7 @@ _FIELDS = (
 )
 _COUNTS = ("workers", "servers")
 _SCHEDULED = "sync_switch"  # the policy of runs that go from BSP to ASP
+_NOT_TOLD = "none"  # the value of an option that only other runs have
 _OFFERED = 3  # number of nearest settings in the message of a rejection
 
 
@@ -87,7 +90,7 @@ class Recorded:
     setting: Setting
     seconds: float
     clocks: int  # steps
-    evaluations: tuple[Evaluation, ...]  # in the order of time, the last at its end; `seconds` count from the run's start
+    evaluations: tuple[Evaluation, ...]  # in the order of time; `seconds` count from the run's start
     # Moments at which the number of steps is known, both increasing: seconds since the run's start, and steps. (): its end.
     course: tuple[tuple[float, int], ...] = ()
     switch: float | None = None  # steps after which it switched from BSP to ASP; inf: never; None: it has no such schedule
@@ -118,7 +121,7 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     `traces.parts.scan` does, and ValueError if there is no such run.
     """
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
-    runs = [run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)]
+    runs = _told_apart([run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)])
     if not runs:
         all_runs = [scan(trace, "runs").select("workload").collect() for trace in inside or [folder]]
         known = sorted({one for table in all_runs for one in table["workload"] if one})
@@ -135,11 +138,31 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     return runs
 
 
-def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
-    """The recorded runs of one trace, see `recorded_runs`."""
-    known = (pl.col("workload") == workload) & (pl.col("seconds") > 0) & (pl.col("steps") > 0)
-    columns = ("run", "steps", "loss", "accuracy", "cost_usd")
-    runs = scan(folder, "runs").filter(known).select(*columns, run_seconds="seconds").collect()
+def _told_apart(runs: list[tuple[Recorded, Mapping[str, Scalar]]]) -> list[Recorded]:
+    """The runs, all with the same options: also what else was recorded of settings, where two of them are else the same."""
+    names = {name: None for _, more in runs for name in more}
+    seen: dict[tuple[Setting, str], set[Scalar]] = {}
+    for run, more in runs:
+        for name in names:
+            seen.setdefault((run.setting, name), set()).add(more.get(name, _NOT_TOLD))
+    differ = {name: None for (_, name), values in seen.items() if len(values) > 1}
+    names = differ | {name: None for run, _ in runs for name, _ in run.setting.options}
+    told = []
+    for run, more in runs:
+        known = {**more, **dict(run.setting.options)}
+        options = tuple((name, known.get(name, _NOT_TOLD)) for name in sorted(names))
+        told.append(replace(run, setting=replace(run.setting, options=options)))
+    return told
+
+
+def _runs_in(folder: Path, workload: str, pattern: str) -> list[tuple[Recorded, Mapping[str, Scalar]]]:
+    """The recorded runs of one trace, see `recorded_runs`, and what else was recorded of their settings, by name."""
+    columns = ("run", "workload", "seconds", "steps", "loss", "accuracy", "cost_usd")
+    moments = scan(folder, "progress").group_by("run").agg(last=pl.col("seconds").max(), most=pl.col("steps").max())
+    runs = scan(folder, "runs").select(*columns).join(moments, on="run", how="left").collect()
+    runs = runs.with_columns(pl.coalesce("steps", "most"), run_seconds=pl.coalesce("seconds", "last"))
+    runs = runs.filter(pl.col("workload") == workload, pl.col("run_seconds") > 0, pl.col("steps") > 0)
+    runs = runs.drop("workload", "seconds", "last", "most")
     runs = runs.filter([fnmatchcase(run, pattern) for run in runs["run"]]).sort("run")
     settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options", "setting").collect()
     progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
@@ -147,13 +170,24 @@ def _runs_in(folder: Path, workload: str, pattern: str) -> list[Recorded]:
     by_run = {run: one for (run,), one in progress.group_by("run")}
     of_run = {run: one.to_dicts() for (run,), one in settings.group_by("run", maintain_order=True)}
     stall = dict(stalls.iter_rows())
-    found = []
+    found: list[tuple[Recorded, Mapping[str, Scalar]]] = []
     for row in runs.to_dicts():
         setting = _one_setting(of_run.get(row["run"], []))
         if setting is not None:
             along = by_run.get(row["run"], progress.clear())
-            found.append(_recorded(row | setting, along, stall.get(row["run"])))
+            found.append((_recorded(row | setting, along, stall.get(row["run"])), _further(setting)))
     return found
+
+
+def _further(row: Mapping[str, Any]) -> dict[str, Scalar]:
+    """What a row of `settings` says beside `_FIELDS`, the numbers of nodes and plain options; lists and objects as JSON."""
+    options = json.loads(row["options"] or "{}")
+    found = {name: value for name, value in options.items() if not isinstance(value, Scalar)}
+    if row["setting"]:
+        whole = setting_from(row["setting"])
+        found |= {"worker_nodes": whole.workers, "server_nodes": whole.servers}
+        found |= {n: getattr(whole, n) for n in Setting.__dataclass_fields__ if n not in {*_FIELDS, *_COUNTS, "options"}}
+    return {n: v if isinstance(v, Scalar) else json.dumps(v, sort_keys=True) for n, v in found.items()}
 
 
 def _one_setting(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -408,7 +442,10 @@ def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: f
     given = {name: row[name] for name in _FIELDS if row[name] is not None}
     setting = Setting(workers=_COUNTS[:1], servers=_COUNTS[1:], options=tuple(sorted(options.items())), **given)
     seconds, clocks = row["run_seconds"], row["steps"]
-    last = Evaluation(seconds, clocks, _number(row["loss"]), _number(row["accuracy"]))
+    ended = progress.filter(pl.col("seconds") >= seconds).select(pl.col("validation_loss", "accuracy").drop_nulls().last())
+    loss, accuracy = ended.row(0) if ended.height else (None, None)
+    loss, accuracy = (seen if told is None else told for told, seen in ((row["loss"], loss), (row["accuracy"], accuracy)))
+    last = Evaluation(seconds, clocks, _number(loss), _number(accuracy))
     along = tuple(e for e in _evaluations(progress) if 0 <= e.seconds < seconds)
     trained = progress.filter(pl.col("training_loss").is_not_null())
     switch = None
@@ -416,8 +453,10 @@ def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: f
         in_bsp = cast(int, trained.filter(policy="bsp")["steps"].max() or 0)
         switch = math.inf if in_bsp == trained["steps"].max() else in_bsp
     rate = Rate(_machines(row, options), _number(row["cost_usd"]) / seconds * 3600)
-    course = _course(trained, seconds, clocks)
-    return Recorded(setting, seconds, clocks, (*along, last), course, switch, restart_seconds, rate)
+    course = _course(trained if trained.height else progress, seconds, clocks)
+    # An end of which nothing is known must not hide what was known before.
+    evaluations = along if along and math.isnan(last.loss) and math.isnan(last.accuracy) else (*along, last)
+    return Recorded(setting, seconds, clocks, evaluations, course, switch, restart_seconds, rate)
 
 
 def _machines(row: Mapping[str, Any], options: Mapping[str, Scalar]) -> float:
@@ -438,7 +477,7 @@ def _evaluations(progress: pl.DataFrame) -> Iterator[Evaluation]:
 
 
 def _course(trained: pl.DataFrame, seconds: float, clocks: int) -> tuple[tuple[float, int], ...]:
-    """`Recorded.course` from the records of training losses."""
+    """`Recorded.course` from rows of `progress`."""
     course = [(0.0, 0)]
     for at, step in trained.select("seconds", "steps").iter_rows():
         if at > course[-1][0] and course[-1][1] < step < clocks and at < seconds:

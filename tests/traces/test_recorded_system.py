@@ -290,3 +290,75 @@ def test_a_node_that_works_and_serves_is_one_machine(tmp_path):
     from_tables(tmp_path / "in", tmp_path / "t", made_by="test")
     (found,) = recorded_runs(tmp_path / "t", "job")
     assert found.rate.machines == 3
+
+
+def own_runs(folder: Path, **tables: list[dict[str, Any]]) -> list[Recorded]:
+    """The runs of a trace that is converted from these tables, all of the workload "job"."""
+    texts = {f"{name}.jsonl": "".join(json.dumps(row) + "\n" for row in rows).encode() for name, rows in tables.items()}
+    lay(folder / "in", texts)
+    from_tables(folder / "in", folder / "t", made_by="test")
+    return recorded_runs(folder / "t", "job")
+
+
+def test_what_is_only_in_progress_counts(tmp_path):
+    """The end of a run, what was evaluated there and after it, and how fast it went, without a single training loss."""
+    settings = [{"run": r, "seconds": 0, "workers": 2, "servers": 1} for r in "abc"]
+    seen = [(50.0, 20, 0.3), (100.0, 100, 0.9)]
+    rows = [{"run": r, "seconds": t, "steps": n, "accuracy": a} for r in "ab" for t, n, a in seen]
+    rows += [{"run": "c", "seconds": 103.0, "steps": 100, "accuracy": 0.9, "validation_loss": 0.4}]
+    ends = [
+        {"run": "a"},
+        {"run": "b", "seconds": 100, "steps": 100},
+        {"run": "c", "seconds": 100, "steps": 100, "loss": 0.2},
+    ]
+    found = own_runs(tmp_path, settings=settings, progress=rows, runs=[{"workload": "job"} | end for end in ends])
+    assert [(run.seconds, run.clocks) for run in found] == [(100.0, 100)] * 3
+    assert [run.clocks_at(50.0) for run in found] == [20, 20, 50]
+    assert [run.evaluations[-1].accuracy for run in found] == [0.9] * 3
+    assert found[2].evaluations[-1].loss == 0.2  # what the run says itself holds
+    for seed, run in enumerate(found):
+        job = recorded_job("job", found, target=Target("accuracy", 0.8), budget_seconds=1e3, seed=seed)
+        system = RecordedSystem(job, found)
+        assert system.perform(Run(seconds=500.0)).status == "target", run
+        assert system.now == 100.0
+
+
+def test_an_end_of_which_nothing_is_known_hides_no_evaluation(tmp_path):
+    rows = [{"seconds": 50.0, "steps": 20, "accuracy": 0.3}]
+    (run,) = own_runs(
+        tmp_path,
+        runs=[{"run": "in", "workload": "job", "seconds": 100, "steps": 100}],
+        settings=[{"seconds": 0, "workers": 2, "servers": 1}],
+        progress=rows,
+    )
+    system = RecordedSystem(recorded_job("job", [run], target=Target("accuracy", 0.8), budget_seconds=1e3), [run])
+    system.perform(Run(seconds=200.0))
+    assert system.perform(Evaluate()).accuracy == 0.3
+
+
+@pytest.mark.parametrize(
+    ("made", "knob"),
+    [
+        ([{"options": json.dumps({"batch_sizes": sizes})} for sizes in ([48, 16], [16, 48])], "option/batch_sizes"),
+        ([{}, {"options": json.dumps({"prefetch": True})}], "option/prefetch"),
+        ([{"setting": Setting(workers=("a", "b"), servers=("c",), local_steps=n)} for n in (1, 4)], "option/local_steps"),
+        ([{"setting": Setting(workers=w, servers=("c",))} for w in (("a", "b"), ("a", "d"))], "option/worker_nodes"),
+    ],
+)
+def test_no_two_recorded_settings_are_taken_for_repetitions(tmp_path, made, knob):
+    """Each has its own run; a third run has the first setting again, and is a repetition."""
+    rows = [
+        {"run": f"r{i}", "seconds": 0, "workers": 2, "servers": 1, "policy": "asp"}
+        | {k: setting_text(v) if isinstance(v, Setting) else v for k, v in row.items()}
+        for i, row in enumerate([*made, made[0]])
+    ]
+    ends = [{"run": f"r{i}", "workload": "job", "seconds": seconds, "steps": 10} for i, seconds in enumerate((10, 30, 11))]
+    found = own_runs(tmp_path, settings=rows, runs=ends)
+    job = recorded_job("job", found, target=Target("clocks", 10), budget_seconds=1e3)
+    assert [k.name for k in job.space.knobs] == [knob]
+    assert len(job.space.recorded) == 2
+    for setting, seconds in zip(job.space.recorded, (10, 30), strict=True):
+        system = RecordedSystem(job, found)
+        system.perform(Reconfigure(job.space.setting(job.space.values(setting))))
+        system.perform(Run(clocks=10))
+        assert (system.status, system.now) == ("target", pytest.approx(seconds))
