@@ -115,8 +115,9 @@ def _losses(
 ) -> tuple[list[_Floats], list[list[_Floats]]]:
     """Losses per interval. A recording that is shorter than the run ends it, for nodes stay as they are then."""
     by_run: dict[str, Places] = trace_driven.places_of(recording)
-    last = min(one.events[-1].seconds for one in by_run.values())
-    span = min(budget_seconds * recording.faster, 0.8 * last)
+    # How long a run without events was is not known: it counts with as many intervals as those that are simulated.
+    ends = [one.events[-1].seconds for one in by_run.values() if one.events and one.events[-1].seconds > 0]
+    span = min([budget_seconds * recording.faster, *(0.8 * end for end in ends)])
     bins = np.linspace(0.0, span, _INTERVALS + 1)
     driven = [n for n, _ in nodes if not recording.nodes or n in recording.nodes]
     rng = np.random.default_rng(0)
@@ -124,7 +125,8 @@ def _losses(
     for one in by_run.values():
         lost = [(e.seconds, e.place) for e in one.events if e.event != "joins"]
         places = sorted({place for _, place in lost} | one.taken_at_start)
-        edges = np.arange(0.0, one.events[-1].seconds, bins[1])
+        edges = np.arange(0.0, one.events[-1].seconds, bins[1]) if one.events else bins
+        edges = edges if len(edges) > 1 else bins
         for _ in range(_SUBSETS):
             ours = set(rng.permutation(places)[: len(driven)].tolist())
             recorded.append(_counted([seconds for seconds, place in lost if place in ours], edges))
@@ -147,10 +149,11 @@ def _slowness(
 ) -> tuple[list[_Floats], list[list[_Floats]]]:
     runs = trace_driven.slowness_of(recording)
     probes = scan(Path(recording.trace), "probes").select("run", "node", "seconds").collect().sort("run", "node", "seconds")
-    tick = float(probes["seconds"].diff().filter(probes["seconds"].diff() > 0).to_numpy().min())
+    steps = probes["seconds"].diff().filter(probes["seconds"].diff() > 0)
+    tick = float(steps.to_numpy().min()) if len(steps) else budget_seconds  # machines that were measured once
     recorded = []
     for run in runs.values():
-        at = np.arange(0.0, run.seconds, max(tick, run.seconds / _MOST))
+        at = np.arange(0.0, run.seconds or tick, max(tick, run.seconds / _MOST))
         recorded += [_slow([Episode("", s, e - s, f) for s, e, f in m.episodes], at, m.always) for m in run.machines]
     at = np.arange(0.0, budget_seconds, max(tick / recording.faster, budget_seconds / _MOST))
     simulated = [[_slow([e for e in one.episodes if e.node == node], at) for node, _ in nodes] for one in made]

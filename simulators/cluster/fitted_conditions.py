@@ -79,7 +79,8 @@ def fitted_episodes(
     """
     made: list[Episode] = []
     lengths = [end - start for start, end, _ in episodes]
-    each_second = len(episodes) / (len(always) * recorded_seconds) * faster
+    # Machines that were measured once have no episodes, and a recording without a length.
+    each_second = len(episodes) / (len(always) * recorded_seconds) * faster if episodes else 0.0
     for node, lasting in zip(nodes, lognormal(always, len(nodes), rng), strict=True):
         if not math.isclose(lasting, 1.0):
             made.append(Episode(node, 0.0, budget_seconds, float(lasting)))

@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the condition that fits each run of the recordings that are named."""
     for name in sys.argv[1:] if arguments is None else arguments:
         for run, found in places_of(ReplayedTrace(str(locate(name, Path())))).items():
+            if not found.events:
+                continue  # beside runs with events, one in which nobody came or went
             fit = fitted_losses(found)
             given = ", ".join(f'{f} = "{v}"' if isinstance(v := getattr(fit, f), str) else f"{f} = {v:g}" for f in _SHOWN)
             sys.stdout.write(f"{name} {run}: losses = [{{ {given} }}]\n")

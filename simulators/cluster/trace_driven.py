@@ -10,22 +10,29 @@ there are more nodes than machines, machines are assigned again, and start at a 
 
 * compute: the n-th mini-batch of a worker takes r times the modelled time of node and workload. r is the recorded time of
   the machine's n-th mini-batch over the median of its run (of its pipeline stage, where the trace has stages), or over its
-  own median (``against = "worker"``). This replaces `jitter`. After the last recorded mini-batch the sequence repeats.
+  own median (``against = "worker"``); only mini-batches of one size are compared. This replaces `jitter`. After the last
+  recorded mini-batch the sequence repeats.
 * stragglers: a machine is always slower by its own median over the run's median. While it is slower than 1.3 times its own
   median, it is in an episode, slower by the mean of that episode; `jitter` covers smaller variations. The replay starts at
   a time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
 * bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
-  The full rate is that of the node's own NIC, the refill rate is the throttled rate. A machine that was never throttled has
-  no bucket.
+  The full rate is that of the node's own NIC, the refill rate is the throttled rate. The extras of a run have both rates
+  (`bucket_high_bytes_per_second`, `bucket_low_bytes_per_second`), and the bytes above the low rate that were sent at the
+  high one (`bucket_bytes`). A machine that was never throttled has none of the three, and no bucket.
 * nodes: a machine that joins the recorded cluster takes the place that has been free for the longest time; one that comes
   back takes its own. Our nodes are such places. The replay starts at a time drawn from those at which enough places were
   taken for all nodes (or as many as there ever were), early enough that the recording lasts for the budget, if possible.
   Then nodes leave, fail and join as the machines did. Nodes without a place stay in the cluster; when the recording is over,
-  all nodes stay as they are.
+  all nodes stay as they are. Machines without events are known by their number (`nodes_watched` in the run's extras). A run
+  without events counts as one in which nobody came or went, beside runs with events that have rows in the same other tables.
 
 ``all`` is one trace for every role that it has data for. As ``all = "live-run/"``, a recording of the same cluster replays
 in order, from its beginning: worker i drives our node i, relative to its own median, and the nodes' events come to our nodes
 of the same names.
+
+In order, what names our nodes comes to the nodes of these names, for every role: workers that the settings of a run name,
+machines that were probed, and nodes with events. A node that was not probed then has no episodes. Other machines are
+assigned in the order of their names, in which n2 is before n10.
 
 With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
 the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
@@ -38,11 +45,12 @@ hour. Compute times are ratios and stay.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import msgspec
@@ -57,6 +65,7 @@ from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import scan
+from traces.schema import TRACE, setting_from
 
 __all__ = [
     "NoDataError",
@@ -168,8 +177,26 @@ def _assign(recorded: int, ours: int, rng: np.random.Generator | None) -> list[_
 
 def _pick_run(runs: dict[str, Any], rng: np.random.Generator | None) -> Any:
     """One run of a trace: drawn, or the first without `rng`."""
+    return runs[_pick_name(runs, rng)]
+
+
+def _pick_name(runs: Iterable[str], rng: np.random.Generator | None) -> str:
     names = sorted(runs)
-    return runs[names[0 if rng is None else int(rng.integers(len(names)))]]
+    return names[0 if rng is None else int(rng.integers(len(names)))]
+
+
+def _in_order(recorded: Sequence[str], ours: Sequence[str]) -> list[_Assignment | None]:
+    """For each of our nodes the recorded machine of its name; or, where others were recorded, machines as their names go."""
+    if set(recorded) <= set(ours):
+        return [_Assignment(recorded.index(name), 0.0) if name in recorded else None for name in ours]
+    order = sorted(range(len(recorded)), key=lambda i: _natural(recorded[i]))
+    return [_Assignment(order[machine], offset) for machine, offset in _assign(len(recorded), len(ours), None)]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key for the order in which n2 is before n10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)]
 
 
 # --------------------------------------------------------------------------------------------------------- compute times
@@ -201,13 +228,17 @@ class _WorkerTimes(NamedTuple):
 
     number: int  # of the worker in the recording
     factors: _Floats
+    node: str = ""  # its machine, where the recording names the machines of all workers
 
 
 def _assign_by_number(recorded: Sequence[_WorkerTimes], ours: Sequence[str]) -> list[_Assignment]:
-    """In order: our i-th node gets worker i where the recording's numbers are those of a cluster like ours, else the i-th
-    worker. Nodes that are left get workers again, at a later time of the recording."""
+    """In order: our node gets the worker of its name, where the recording names them; else our i-th node gets worker i where
+    the recording's numbers are those of a cluster like ours, else the i-th worker. Nodes that are left get workers again, at
+    a later time of the recording."""
     numbers = [one.number for one in recorded]
-    if max(numbers) >= len(ours):
+    if {one.node for one in recorded} <= set(ours):
+        numbers = [ours.index(one.node) for one in recorded]
+    elif max(numbers) >= len(ours):
         numbers = list(range(len(recorded)))
     left = [i for i in range(len(ours)) if i not in numbers]
     rounds = 1 + -(-len(left) // len(recorded))
@@ -227,23 +258,56 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     timed = _with_batch_size(timed, recording)
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
-    return {
-        str(run): tuple(
-            _WorkerTimes(int(w["worker"][0]), w["compute_seconds"].to_numpy())
-            for w in one.partition_by("worker", maintain_order=True)
+    found = {}
+    for (run,), one in timed.group_by("run", maintain_order=True):
+        workers = one.partition_by("worker", maintain_order=True)
+        names = _machines_of_workers(recording, str(run), len(workers))
+        found[str(run)] = tuple(
+            _WorkerTimes(int(w["worker"][0]), w["compute_seconds"].to_numpy(), name)
+            for w, name in zip(workers, names, strict=True)
         )
-        for (run,), one in timed.group_by("run", maintain_order=True)
-    }
+    return found
+
+
+def _machines_of_workers(recording: ReplayedTrace, run: str, workers: int) -> Sequence[str]:
+    """The machines of a run's workers in the order of their numbers, if all its settings name the same ones; else ""."""
+    rows = _replayed_rows(recording, "settings", "run", "setting").filter(run=run)
+    named = {setting_from(text).workers if text else () for text in rows["setting"]}
+    found = named.pop() if len(named) == 1 else ()
+    return found if len(found) == workers else [""] * workers
 
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:
-    """The iterations with the batch size of the setting in force; null where the time of an iteration is not recorded."""
-    settings = _replayed_rows(recording, "settings", "run", "seconds", "batch_size").sort("seconds", maintain_order=True)
+    """The iterations with the size of their mini-batches by the setting in force, which may be a worker's own; null where
+    the time of an iteration is not recorded."""
+    columns = ("run", "seconds", "batch_size", "options", "setting")
+    settings = _replayed_rows(recording, "settings", *columns).sort("seconds", maintain_order=True).with_row_index("given")
+    sizes = {int(row["given"]): found for row in settings.to_dicts() if (found := _sizes_of_workers(row))}
+    settings = settings.select("run", "seconds", "batch_size", "given")
     known = timed.filter(pl.col("seconds").is_not_null()).sort("seconds", maintain_order=True)
     if not known.height:
         return timed.with_columns(batch_size=pl.lit(None, pl.Int64))
     unknown = timed.filter(pl.col("seconds").is_null()).with_columns(batch_size=pl.lit(None, pl.Int64))
-    return pl.concat([known.join_asof(settings, on="seconds", by="run", check_sortedness=False), unknown])
+    known = known.join_asof(settings, on="seconds", by="run", check_sortedness=False)
+    own = []
+    for (given,), one in known.filter(pl.col("given").is_in(list(sizes))).group_by("given"):
+        workers, told = sorted(one["worker"].unique()), sizes[int(given)]
+        # Numbers are names: the first size is that of the lowest. One that is missing is known by the others' numbers.
+        places = workers if len(workers) != len(told) else range(len(told))
+        own += [(given, worker, told[at]) for worker, at in zip(workers, places, strict=True) if at < len(told)]
+    schema = {"given": pl.UInt32, "worker": pl.Int32, "own": pl.Int64}
+    known = known.join(pl.DataFrame(own, schema, orient="row"), on=["given", "worker"], how="left", maintain_order="left")
+    known = known.with_columns(pl.coalesce("own", "batch_size").alias("batch_size")).drop("given", "own")
+    return pl.concat([known, unknown])
+
+
+def _sizes_of_workers(setting: Mapping[str, Any]) -> tuple[int, ...]:
+    """Samples in a mini-batch of each worker, where a row of `settings` tells them; else ()."""
+    if setting["setting"] and (loads := setting_from(setting["setting"]).loads):
+        return tuple(sum(load) for load in loads)
+    given = json.loads(setting["options"] or "{}").get("batch_sizes")
+    told = isinstance(given, list) and all(isinstance(size, int) for size in given)
+    return tuple(given) if told else ()
 
 
 def _stages(recording: ReplayedTrace) -> pl.DataFrame:
@@ -262,6 +326,7 @@ def _stages(recording: ReplayedTrace) -> pl.DataFrame:
 class _MachineSlowness(NamedTuple):
     """How slow a recorded machine was."""
 
+    node: str  # its name
     always: float  # its median over the run's median
     episodes: tuple[tuple[float, float, float], ...]  # start and end, seconds since the recording began, and factor
 
@@ -284,7 +349,11 @@ def _episodes(
         return fitted_conditions.fitted_episodes(always, spells, run.seconds, driven, budget_seconds, rng, recording.faster)
     first, faster = 0.0 if rng is None else rng.random(), recording.faster
     made: list[Episode] = []
-    for node, assigned in zip(driven, _assign(len(run.machines), len(driven), rng), strict=True):
+    recorded = [machine.node for machine in run.machines]
+    dealt = _in_order(recorded, driven) if rng is None else _assign(len(recorded), len(driven), rng)
+    for node, assigned in zip(driven, dealt, strict=True):
+        if assigned is None:
+            continue
         machine, begin = run.machines[assigned.machine], (first + assigned.offset) % 1.0 * run.seconds
         if machine.always != 1.0:
             made.append(Episode(node, 0.0, min(budget_seconds, _FOR_EVER), machine.always))
@@ -324,7 +393,7 @@ def _run_slowness(probes: pl.DataFrame, against: str) -> _RunSlowness:
     for one in known.partition_by("node", maintain_order=True):
         spells = one.filter(pl.col("own") > _SLOW).group_by("spell", maintain_order=True)
         rows = spells.agg(pl.col("since").first(), pl.col("until").last(), pl.col("own").mean()).drop("spell").rows()
-        machines.append(_MachineSlowness(float(one["always"][0]), tuple(rows)))
+        machines.append(_MachineSlowness(str(one["node"][0]), float(one["always"][0]), tuple(rows)))
     return _RunSlowness(float(known["until"].max()), tuple(machines))  # type: ignore[arg-type]
 
 
@@ -366,21 +435,30 @@ def _fitted_throttles(recorded: Sequence[_Throttle | None], count: int, rng: np.
 @cache
 def throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     """The throttling of each run; None for a run that was not throttled."""
-    extras = [json.loads(text or "{}") for text in _replayed_rows(recording, "runs", "run", "extras").sort("run")["extras"]]
-    found = []
-    for known in extras:
-        high, low, held = (known.get(f"bucket_{n}") for n in ("high_bytes_per_second", "low_bytes_per_second", "bytes"))
-        found.append(_Throttle(held / (high - low), low / high) if high else None)
+    found = [_throttle(run, known) for run, known in sorted(_extras(recording).items())]
     if not any(found):
-        raise _no_data(recording, "runs that were throttled")
+        raise _no_data(recording, f"runs that were throttled, whose extras have {', '.join(_BUCKET)}")
     return tuple(found)
+
+
+def _throttle(run: str, known: _Extras) -> _Throttle | None:
+    high, low, held = (getattr(known, name) for name in _BUCKET)
+    if high is None and low is None and held is None:
+        return None
+    if high is None or low is None or held is None or not (0 < low < high and held >= 0):
+        said = ", ".join(f"{name} {getattr(known, name)}" for name in _BUCKET)
+        raise ValueError(
+            f"Cannot use the token bucket of run {run!r}, with {said}: give all three, the low rate above 0 and below the "
+            "high one, and the bytes above the low rate that were sent at the high one; or none, where it was not throttled."
+        )
+    return _Throttle(held / (high - low), low / high)
 
 
 def _changes(
     recording: ReplayedTrace, driven: Sequence[str], budget_seconds: float, rng: np.random.Generator | None
 ) -> list[NodeChange]:
-    found: Places = _pick_run(places_of(recording), rng)
-    if rng is None and (named := _as_named(recording, driven)) is not None:
+    found: Places = _pick_run(by_run := places_of(recording), rng)
+    if rng is None and (named := _as_named(recording, _pick_name(by_run, None), driven)) is not None:
         return named
     if recording.fitted and rng is not None:
         return fitted_conditions.fitted_changes(found.losses(), driven, budget_seconds, rng, recording.faster)
@@ -393,17 +471,27 @@ def places_of(recording: ReplayedTrace) -> dict[str, Places]:
     events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    extras = dict(_replayed_rows(recording, "runs", "run", "extras").iter_rows())
+    extras = _extras(recording)
+    seen = {str(run): one.drop("run").rows() for (run,), one in events.group_by("run", maintain_order=True)}
+    calm: dict[str, list[Any]] = {run: [] for run in _runs_like(recording, set(seen))}
     return {
-        str(r): places(one.drop("run").rows(), json.loads(extras.get(r) or "{}").get("nodes_watched", 0))
-        for (r,), one in events.group_by("run", maintain_order=True)
+        run: places(rows, known.nodes_watched if (known := extras.get(run)) else 0) for run, rows in (seen | calm).items()
     }
 
 
-def _as_named(recording: ReplayedTrace, driven: Sequence[str]) -> list[NodeChange] | None:
-    """The changes of a recording whose nodes have the names of ours; None for any other."""
-    runs = {str(run): one for (run,), one in _node_events(recording).group_by("run")}
-    rows = _pick_run(runs, None).select("seconds", "node", "event").rows()
+def _runs_like(recording: ReplayedTrace, some: set[str]) -> list[str]:
+    """The other runs that may be replayed, and were recorded like any of `some`: with rows in the same other tables."""
+    tables: dict[str, set[str]] = {run: set() for run in _replayed_rows(recording, "runs", "run")["run"]}
+    for table in TRACE.keys() - {"runs", "node_events", "reconfigurations"}:
+        for run in scan(Path(recording.trace), table).select(pl.col("run").unique()).collect()["run"]:
+            tables.get(run, set()).add(table)
+    like = {frozenset(tables.get(run, ())) for run in some}
+    return [run for run, found in tables.items() if run not in some and found in like]
+
+
+def _as_named(recording: ReplayedTrace, run: str, driven: Sequence[str]) -> list[NodeChange] | None:
+    """The changes of a recorded run whose nodes have the names of ours; None for any other."""
+    rows = _node_events(recording).filter(run=run).select("seconds", "node", "event").rows()
     return named_changes(rows, recording.faster) if {node for _, node, _ in rows} <= set(driven) else None
 
 
@@ -419,6 +507,29 @@ def _replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.Da
     rows = scan(Path(recording.trace), table).select(*columns).collect()
     kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]
     return rows.filter(pl.col("run").is_in(kept))
+
+
+class _Extras(msgspec.Struct):
+    """What replays read of a run's extras."""
+
+    nodes_watched: Annotated[int, msgspec.Meta(ge=0)] = 0  # machines, with those that have no events
+    bucket_high_bytes_per_second: float | None = None
+    bucket_low_bytes_per_second: float | None = None
+    bucket_bytes: float | None = None
+
+
+_BUCKET = tuple(name for name in _Extras.__struct_fields__ if name.startswith("bucket_"))
+
+
+def _extras(recording: ReplayedTrace) -> dict[str, _Extras]:
+    """The extras of the runs that may be replayed. Raises ValueError, naming run and key, for what they cannot be."""
+    found = {}
+    for run, text in _replayed_rows(recording, "runs", "run", "extras").iter_rows():
+        try:
+            found[str(run)] = msgspec.json.decode(text or "{}", type=_Extras)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"Cannot read the extras of run {run!r}: {error}; correct it, or leave it out.") from None
+    return found
 
 
 def _no_data(recording: ReplayedTrace, what: str) -> NoDataError:

@@ -115,6 +115,8 @@ def places(events: Iterable[tuple[float, str, str]], machines: int = 0) -> Place
             place_of[node] = own[node] = place
             count = max(count, place + 1)
             made.append(_PlaceEvent(seconds, place_of[node], "joins"))
+        elif event == "joined":
+            notice_at.pop(node, None)  # it stays: the notice was taken back
         elif event == "leaving" and node in place_of:
             notice_at[node] = seconds
         elif event in ("left", "failed") and node in place_of:
@@ -132,12 +134,15 @@ def named_changes(events: Iterable[tuple[float, str, str]], faster: float = 1.0)
     present: dict[str, bool] = {}
     notice_at: dict[str, float] = {}
     for seconds, node, event in events:
+        if event == "joined":
+            notice_at.pop(node, None)  # that of a node that stays was taken back
         if event == "joined" and (seconds <= 0 or present.get(node)):
             present[node] = True  # part of the cluster from the beginning
         elif event == "joined":
             present[node] = True
             made.append(NodeChange((node,), seconds / faster, "joins"))
         elif event == "leaving":
+            present.setdefault(node, True)
             notice_at[node] = seconds
         elif present.get(node, True):
             present[node], since = False, notice_at.pop(node, seconds)

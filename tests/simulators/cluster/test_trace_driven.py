@@ -13,9 +13,10 @@ from scipy.stats import ks_2samp
 from harness.record import play_recorded
 from harness.scenario import load, parse
 from simulators.branch import stacked
+from simulators.cluster.condition_series import condition_series
 from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
 from simulators.cluster.trace_driven import check_replay, expand_replay
-from simulators.cluster.trace_driven_nodes import places
+from simulators.cluster.trace_driven_nodes import named_changes, places
 from simulators.engine import loop
 from simulators.workloads.workload import Demand
 from tests.support.oracle import Bounded, Oracle
@@ -34,6 +35,7 @@ from tests.support.small_jobs import (
 )
 from traces.importers import import_trace
 from traces.parts import Origin, TraceWriter, scan
+from traces.schema import setting_text
 from traces.shipped import locate
 from tuners.actions import Reconfigure, Rejected, Run, Target
 
@@ -220,6 +222,49 @@ def test_a_recorded_speed_is_the_inverse_of_slowness(tmp_path):
     assert {e.node: e.factor for e in made.episodes} == {"b": 2.0, "e": 2.0}
 
 
+def probed(folder, slow, names):
+    """A trace in which `slow` takes three times as long from second 30 to 50 of 100."""
+    rows = [(n, 10.0 * i, 3.0 if n == slow and i in (3, 4) else 1.0) for n in names for i in range(10)]
+    frame = pl.DataFrame(rows, ["node", "seconds", "relative_seconds"], orient="row")
+    return written(folder, probes=frame.with_columns(run=pl.lit("r")))
+
+
+def test_in_order_slow_downs_come_to_the_nodes_of_their_names(tmp_path):
+    """As text, n10 is before n2. A node that was not probed has no episodes; others get machines as their names go."""
+    (_, kind), *_ = cluster().nodes
+    ours = tuple((f"n{i}", kind) for i in range(12))
+    probes = {name: probed(tmp_path / name, name, [n for n, _ in ours if n != "n5"]) for name in ("n2", "n10")}
+    for name, trace in probes.items():
+        made, _ = expand_replay(replaying(all=trace), ours, 90.0, 0)
+        assert [(e.node, e.start_seconds, e.factor) for e in made.episodes] == [(name, 30.0, 3.0)]
+    strange = probed(tmp_path / "other", "host10", [f"host{i}" for i in range(12)])
+    made, _ = expand_replay(replaying(all=strange), ours, 90.0, 0)
+    assert [(e.node, e.start_seconds, e.factor) for e in made.episodes] == [("n10", 30.0, 3.0)]
+
+
+def test_in_order_compute_times_come_to_the_nodes_that_the_setting_names(tmp_path):
+    """The workers 0 and 1 are the nodes d and b: the second takes three times as long."""
+    whole = setting_text(start(workers=("d", "b"), servers=("a",)))
+    settings = {"run": ["r"], "seconds": [0.0], "setting": [whole]}
+    times = {"worker": [0, 0, 1, 1], "clock": [0, 1, 0, 1], "compute_seconds": [1.0, 1.0, 3.0, 3.0]}
+    iterations = pl.DataFrame(times, schema_overrides={"worker": pl.Int32, "clock": pl.Int32})
+    iterations = iterations.with_columns(run=pl.lit("r"), branch=pl.lit(0, pl.Int32))
+    settings = pl.DataFrame(settings).with_columns(branch=pl.lit(0, pl.Int32))
+    trace = written(tmp_path / "t", iterations=iterations, settings=settings)
+    _, factors = drawn(replaying(compute=ReplayedTrace(trace, **ORDER)))
+    usual = dict(zip(NAMES, np.asarray(factors.values)[:, 0], strict=True))
+    assert (usual["d"], usual["b"]) == (pytest.approx(0.5), pytest.approx(1.5))
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_machines_that_were_measured_once_are_always_as_slow(tmp_path, fitted):
+    rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0] * 3, "relative_seconds": [2.0] * 3}
+    conditions = replaying(stragglers=ReplayedTrace(written(tmp_path / "t", probes=rows), fitted=fitted))
+    assert not drawn(conditions)[0].episodes
+    series = condition_series(conditions, cluster().nodes, 100.0, range(2))["stragglers"]
+    assert {float(x) for row in (*series.recorded, *(r for one in series.simulated for r in one)) for x in row} == {1.0}
+
+
 # ---------------------------------------------------------------------------------------------------------- bandwidth
 
 
@@ -231,6 +276,37 @@ def test_buckets_last_as_long_and_throttle_as_far_as_recorded(traces):
         nic = kind.nic_bytes_per_second
         assert bucket.refill_bytes_per_second == pytest.approx(nic / 4)
         assert bucket.capacity_bytes / (nic - nic / 4) == pytest.approx(60.0)
+
+
+HIGH, LOW, HELD = "bucket_high_bytes_per_second", "bucket_low_bytes_per_second", "bucket_bytes"
+
+
+@pytest.mark.parametrize(
+    ("extras", "said"),
+    [
+        ({HIGH: 1e9}, "token bucket of run 'r', with .*high_bytes_per_second 1000000000.0, .*None"),
+        ({LOW: 1e8, HELD: 5e9}, "token bucket of run 'r', with .*: give all three"),
+        ({HIGH: 1e9, LOW: 1e9, HELD: 5e9}, "the low rate above 0 and below the high one"),
+        ({HIGH: 1e8, LOW: 1e9, HELD: 5e9}, "the low rate above 0 and below the high one"),
+        ({HIGH: 1e9, LOW: 0, HELD: 5e9}, "the low rate above 0 and below the high one"),
+        ({HIGH: "1 Gbit"}, r"extras of run 'r': Expected `float \| null`, got `str` - at `\$.bucket_high_bytes_per_second`"),
+        ({}, "no runs that were throttled, whose extras have bucket_high_bytes_per_second, .*bucket_bytes; it has r"),
+    ],
+)
+def test_a_bucket_that_is_none_is_refused(tmp_path, extras, said):
+    trace = written(tmp_path / "t", runs={"run": ["r"], "extras": [json.dumps(extras)]})
+    with pytest.raises(ValueError, match=said):
+        check_replay(replaying(bandwidth=trace))
+
+
+def test_a_bucket_lasts_as_long_as_its_bytes(tmp_path):
+    """9e9 bytes above the low rate, at 0.9e9 more per second than it, are ten seconds."""
+    trace = written(
+        tmp_path / "t", runs={"run": ["r"], "extras": [json.dumps({HIGH: 1e9, LOW: 1e8, HELD: 9e9, "zone": "a"})]}
+    )
+    made, _ = drawn(replaying(bandwidth=trace))
+    nics = {name: kind.nic_bytes_per_second for name, kind in cluster().nodes}
+    assert {b.nodes: b.capacity_bytes for b in made.buckets} == pytest.approx({(n,): 9 * nic for n, nic in nics.items()})
 
 
 # ------------------------------------------------------------------------------------------------ nodes come and go
@@ -323,7 +399,7 @@ def test_nodes_come_and_go_as_recorded(tmp_path):
     [
         ("compute", "alibaba-pai-minibatch", "no iterations with compute times; it has cov/job_00, .*minibatch/job_7"),
         ("stragglers", "bamboo-spot", "no probes"),
-        ("bandwidth", "bamboo-spot", "no runs that were throttled; it has p9"),
+        ("bandwidth", "bamboo-spot", "no runs that were throttled, whose extras have .*; it has p9"),
         ("nodes", "azure-vm-noise", "no events of nodes"),
     ],
 )
@@ -477,7 +553,52 @@ def test_compute_times_of_another_batch_size_have_another_usual_time(tmp_path):
     assert factors.values[0].tolist() == pytest.approx([1.0, 1.0, 4.0 / 6.0, 8.0 / 6.0])
 
 
+@pytest.mark.parametrize("column", ["options", "setting"])
+def test_mini_batches_of_unlike_sizes_are_compared_with_those_of_their_size(tmp_path, column):
+    """Equal machines: a worker with three times the samples takes three times as long. Its last one takes twice as long."""
+    rows = [("r", w, c, c + 0.1 * w, (0.75, 0.25)[w] * (1 + (c == 4))) for w in (0, 1) for c in range(5)]
+    names = ["run", "worker", "clock", "seconds", "compute_seconds"]
+    iterations = pl.DataFrame(rows, names, orient="row").with_columns(branch=pl.lit(0, pl.Int32))
+    whole = start(workers=("a", "b"), servers=("c",), loads=((48,), (16,)))
+    told = {"options": json.dumps({"batch_sizes": [48, 16]}), "setting": setting_text(whole)}[column]
+    settings = pl.DataFrame({"run": ["r"], "seconds": [0.0], "batch_size": [32], column: [told]})
+    settings = settings.with_columns(branch=pl.lit(0, pl.Int32))
+    trace = written(tmp_path / "t", iterations=iterations.cast({"worker": pl.Int32, "clock": pl.Int32}), settings=settings)
+    _, factors = drawn(replaying(compute=ReplayedTrace(trace, deal="order", nodes=("a", "b"))))
+    for node in (0, 1):
+        assert factors.values[node].tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0, 2.0])
+
+
 # ----------------------------------------------------------------------------------------- repairs, and a faster clock
+
+
+def test_runs_in_which_no_machine_was_lost_are_drawn_too(tmp_path):
+    """One of ten alike runs lost a machine; a run of probes alone is not like them."""
+    runs = [f"job {i}" for i in range(10)]
+    events = {"run": ["job 7"] * 2, "seconds": [3.0, 9.0], "node": ["m"] * 2, "event": ["failed", "joined"]}
+    settings = pl.DataFrame({"run": runs, "seconds": [0.0] * 10}).with_columns(branch=pl.lit(0, pl.Int32))
+    probes = {"run": ["watch"], "node": ["m"], "seconds": [0.0]}
+    trace = written(tmp_path / "t", runs={"run": [*runs, "watch"]}, settings=settings, node_events=events, probes=probes)
+    lost = [bool(drawn(replaying(nodes=trace), seed)[0].nodes) for seed in range(300)]
+    assert sum(lost) == pytest.approx(30, abs=4 * np.sqrt(300 * 0.1 * 0.9))
+    assert not drawn(replaying(all=trace))[0].nodes  # in order, the first run
+    assert drawn(replaying(nodes=ReplayedTrace(trace, "job 7")))[0].nodes
+    series = condition_series(replaying(nodes=trace), cluster().nodes, 10.0, range(2))["nodes"]
+    assert len(series.recorded) == len(runs) * (len(series.recorded) // len(runs))
+    assert 0 < np.mean([row.sum() > 0 for row in series.recorded]) <= 0.1
+
+
+def test_a_notice_that_was_taken_back_is_none():
+    rows = [(5.0, "a", "leaving"), (8.0, "a", "joined"), (100.0, "a", "left")]
+    assert named_changes(rows) == [NodeChange(("a",), 100.0, "leaves")]
+    assert places(rows).changes(("a",), 200.0, None) == [NodeChange(("a",), 100.0, "leaves")]
+
+
+def test_a_number_of_machines_that_is_none_is_refused(tmp_path):
+    events = {"run": ["r"], "seconds": [3.0], "node": ["m"], "event": ["failed"]}
+    trace = written(tmp_path / "t", runs={"run": ["r"], "extras": ['{"nodes_watched": "200"}']}, node_events=events)
+    with pytest.raises(ValueError, match=r"replay.nodes: Cannot read the extras of run 'r': Expected `int`, got `str`"):
+        check_replay(replaying(nodes=trace))
 
 
 def test_a_machine_that_comes_back_takes_its_own_place():
