@@ -120,7 +120,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     noise, slow = None, dict[tuple[str, int], Sleeper]()
     if iterations is not None and iterations.height:
         timed = _outside_changes(_with_moments(iterations, caveats), tables.get("reconfigurations"))
-        segments = _segments(timed, settings, left_out, wanted, caveats)
+        segments = _segments(timed, settings, left_out, wanted, caveats, {*iterations["run"]})
         slow = sleepers(segments, [_batch_sizes(setting) for setting, _ in segments])
         told, contradict = on_machines(list(_rows_of_iterations(segments, slow)))
         if links := _slow_links(segments, told):
@@ -494,6 +494,11 @@ def _with_moments(iterations: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
     timed = iterations.filter(pl.col("seconds").is_not_null())
     whole = iterations.filter(pl.col("seconds").is_null(), pl.col("step_seconds") > 0)
     if timed.height or not whole.height:
+        if untimed := {*iterations["run"]} - {*timed["run"]}:
+            caveats.append(
+                f"{len(untimed)} runs are left out: their iterations have no seconds, so that cycles are not known; write "
+                "for all runs seconds, or step_seconds, how long each iteration took"
+            )
         return timed
     caveats.append(
         "pushes have no times, only durations: a worker's iterations are taken to follow each other from second 0 on"
@@ -520,11 +525,16 @@ def _outside_changes(iterations: pl.DataFrame, changes: pl.DataFrame | None) -> 
 
 
 def _segments(
-    iterations: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame, wanted: Selection, caveats: list[str]
+    iterations: pl.DataFrame,
+    settings: pl.DataFrame,
+    left_out: pl.DataFrame,
+    wanted: Selection,
+    caveats: list[str],
+    pushing_runs: set[str],
 ) -> list[tuple[dict[str, Any], pl.DataFrame]]:
     """The pushes split into segments at every reconfiguration, failed ones too: whole cycles of all workers, without the
     warm-up. Each segment comes with its setting, which is `wanted`. Those with more workers than their setting are left
-    out."""
+    out. `pushing_runs` are those that have iterations, also without times."""
     known = _moments(settings, left_out).with_columns(begun=True)
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
         known, on="seconds", by=["run", "branch"], check_sortedness=False
@@ -547,7 +557,10 @@ def _segments(
         if wanted.has(described[segment])
     ]
     stops = [_stops(pushes) if branches[described[segment]["run"]] == 1 else [] for segment, pushes in each_apart]
-    if not 0 < sum(map(len, stops)) < max(_FEW, _RARE * sum(pushes.height for _, pushes in each_apart)):
+    # One within the warm-up, which is left out, does not count; but a time without stops must not have it inside.
+    counted = [sum(high > _warm(pushes) for _, high in of) for of, (_, pushes) in zip(stops, each_apart, strict=True)]
+    stops = [of if count else [] for of, count in zip(stops, counted, strict=True)]
+    if not 0 < sum(counted) < max(_FEW, _RARE * sum(pushes.height for _, pushes in each_apart)):
         stops = [[]] * len(stops)  # there are none, or so many that they are a part of what a cycle takes
     for (segment, pushes), stopped in zip(each_apart, stops, strict=True):
         setting = described[segment]
@@ -598,7 +611,6 @@ def _segments(
         )
     if short := len(seen - more - {setting["segment"] for setting, _ in found}):
         caveats.append(f"{short} settings are left out: they have less than {_FEWEST} iterations of each worker")
-    pushing_runs = {*iterations["run"].unique()}
     if silent := len({s["run"] for s in described.values() if wanted.has(s)} - pushing_runs):
         caveats.append(f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone")
     if fewer:
@@ -670,10 +682,9 @@ def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
 
 def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
     """From when to when a worker of a segment stood still: a few times between two of its pushes that are far longer than
-    all others of it, and a good part of the segment, after its warm-up. Those that begin within a cycle are one, as all
-    wait at a barrier or for a server, unless each has computed for that long."""
+    all others of it, and a good part of the segment. Those that begin within a cycle are one, as all wait at a barrier or
+    for a server, unless each has computed for that long."""
     least = _ENDED * float(pushes["seconds"][-1] - pushes["seconds"][0])
-    begun = pushes["seconds"][int(_WARM_UP * pushes.height)]
     found, usual = list[tuple[float, float, bool]](), 0.0
     for _, own in pushes.group_by("worker", maintain_order=True):
         seconds, clocks = own["seconds"].to_numpy(), np.diff(own["clock"].to_numpy())
@@ -685,7 +696,7 @@ def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
         )
         usual = max([usual, *each[longest[count : count + 1]]])
         computed = own["compute_seconds"].fill_null(0.0).to_numpy()[1:] > each / 2
-        found += [(seconds[i], seconds[i + 1], bool(computed[i])) for i in longest[:count] if seconds[i + 1] > begun]
+        found += [(seconds[i], seconds[i + 1], bool(computed[i])) for i in longest[:count]]
     apart, alone = list[tuple[float, float]](), True
     for low, high, computing in sorted(found):
         if apart and low - apart[-1][0] <= usual and not (alone and computing):
@@ -695,6 +706,11 @@ def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
             apart.append((low, high))
             alone = computing
     return apart
+
+
+def _warm(pushes: pl.DataFrame) -> float:
+    """When a segment's warm-up is over."""
+    return float(pushes["seconds"][int(_WARM_UP * pushes.height)])
 
 
 def _between(pushes: pl.DataFrame, stops: Sequence[tuple[float, float]]) -> pl.DataFrame:
@@ -724,6 +740,8 @@ def _while_all_push(run: str, pushes: pl.DataFrame) -> tuple[pl.DataFrame, str]:
         return pushes, ""
     low, high = max([begin, *late["first"]]), min([end, *ended["last"]])
     kept = pushes.filter(pl.col("seconds").is_between(low, high))
+    if low > high:
+        return kept, f"{run}, in which they never do"
     return kept, f"{run} from {low - begin:.3g} to {high - begin:.3g} of {end - begin:.3g} s"
 
 

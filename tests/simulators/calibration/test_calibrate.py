@@ -720,8 +720,13 @@ def stopping(runs, stops):
 
 @pytest.mark.parametrize(
     "stops",
-    [[("a", 1, 40)], [("a", 0, 20), ("b", 0, 40)], [("a", w, 15 * i + 9 * w) for w in (0, 1) for i in (1, 2, 3)]],
-    ids=["one", "two", "a sleep in every twentieth"],
+    [
+        [("a", 1, 40)],
+        [("a", 0, 20), ("b", 0, 40)],
+        [("a", w, i) for w in (0, 1) for i in (10, 35)],
+        [("a", w, 15 * i + 9 * w) for w in (0, 1) for i in (1, 2, 3)],
+    ],
+    ids=["one", "two", "both within the warm-up and later", "a sleep in every twentieth"],
 )
 def test_a_worker_that_stands_still_once_or_twice_tells_no_sleeps(stops):
     """One of 360 mini-batches that took 30 s was simulated in all predictions, 30 s in every 360th, and made a cycle of its
@@ -732,6 +737,27 @@ def test_a_worker_that_stands_still_once_or_twice_tells_no_sleeps(stops):
     assert ([row.cycle_seconds for row in found.rows] == pytest.approx([1.01] * 3, rel=0.02)) == few
     assert (found.noise.sleeps is None) == few
     assert any("settings a worker stood still by itself: a for 31 s" in caveat for caveat in found.caveats) == few
+
+
+def test_iterations_without_times_are_said_to_have_none():
+    """Their run was said to have no iterations."""
+    untimed = [{k: v for k, v in push.items() if k != "seconds"} | {"pull_seconds": 0.2} for push in pushing((9, 9), "b")]
+    settings, runs = [STEADY | {"run": "a"}, STEADY | {"run": "b"}], [{"run": "a"}, {"run": "b"}]
+    found = read_tables(tables(runs, settings, iterations=pushing((50, 50)) + untimed))
+    assert [row.run for row in found.rows] == ["a"]
+    (said,) = found.caveats
+    assert said.startswith("1 runs are left out: their iterations have no seconds, so that cycles are not known; write")
+    alone = read_tables(tables(runs[1:], settings[1:], iterations=untimed))
+    assert not alone.rows
+    assert "seconds, or step_seconds" in alone.caveats[0]
+
+
+def test_workers_that_never_push_at_the_same_time_are_said_to_be_so():
+    """The clock of one machine is an hour ahead, as in another time zone. A range that ends before it begins was named."""
+    pushes = [push | {"seconds": push["seconds"] + 3600.0 * push["worker"]} for push in pushing((50, 50))]
+    found = read_tables(tables([{"run": "a"}], [STEADY | {"run": "a"}], iterations=pushes))
+    assert not found.rows
+    assert "a, in which they never do; were workers lost, or do the clocks of machines differ?" in found.caveats[0]
 
 
 @pytest.mark.parametrize(("slower", "rates", "said"), [(3.0, (), True), (1.2, (), False), (3.0, (3e6, 1e6, 3e6), False)])
