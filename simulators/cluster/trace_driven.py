@@ -13,8 +13,9 @@ there are more nodes than machines, machines are assigned again, and start at a 
   own median (``against = "worker"``); only mini-batches of one size are compared. This replaces `jitter`. After the last
   recorded mini-batch the sequence repeats.
 * stragglers: a machine is always slower by its own median over the run's median. While it is slower than 1.3 times its own
-  median, it is in an episode, slower by the mean of that episode; `jitter` covers smaller variations. The replay starts at
-  a time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
+  median, it is in an episode, slower by the mean of that episode; `jitter` covers smaller variations. An episode lasts from
+  a probe to the next, but not through a gap in the recording: then it ends after a usual interval. The replay starts at a
+  time drawn for all machines together, and repeats. A trace may record speed instead of slowness.
 * bandwidth: the bucket lasts as long at full rate as the recorded one, and throttles to the same share of the full rate.
   The full rate is that of the node's own NIC, the refill rate is the throttled rate. The extras of a run have both rates
   (`bucket_high_bytes_per_second`, `bucket_low_bytes_per_second`), and the bytes above the low rate that were sent at the
@@ -80,6 +81,8 @@ __all__ = [
 
 _SLOW = 1.3
 """A machine whose time is above this multiple of its own median is in an episode of slowness."""
+
+_GAP = 10.0  # times as long as a machine's median interval between two probes, from which nothing was recorded between them
 
 _FOR_EVER = 1e12  # seconds
 
@@ -383,11 +386,12 @@ def _run_slowness(probes: pl.DataFrame, against: str) -> _RunSlowness:
     slow, seconds = pl.col("slow"), pl.col("seconds")
     own = slow / slow.median().over("node")
     tick = seconds.diff().median().over("node").fill_null(0.0)
+    apart = (seconds.shift(-1) - seconds).over("node").fill_null(tick)
     known = probes.with_columns(
         always=slow.median().over("node") / slow.median() if against == "run" else pl.lit(1.0),
         own=own,
         since=seconds - seconds.min(),
-        until=seconds.shift(-1).over("node").fill_null(seconds + tick) - seconds.min(),
+        until=pl.when(apart > _GAP * tick).then(seconds + tick).otherwise(seconds + apart) - seconds.min(),
     ).with_columns(spell=((pl.col("own") > _SLOW).rle_id()).over("node"))
     machines = []
     for one in known.partition_by("node", maintain_order=True):

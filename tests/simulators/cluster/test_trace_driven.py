@@ -256,6 +256,18 @@ def test_in_order_compute_times_come_to_the_nodes_that_the_setting_names(tmp_pat
     assert (usual["d"], usual["b"]) == (pytest.approx(0.5), pytest.approx(1.5))
 
 
+def test_an_episode_does_not_last_through_a_gap_in_the_recording(tmp_path):
+    """Nobody probed for an hour after the first slow probe, and the machine was slow once more, after it."""
+    at, slow = [0.0, 10.0, 20.0, 30.0, 3630.0, 3640.0, 3650.0, 3660.0], [1, 1, 1, 3, 1, 1, 3, 1]
+    rows = {"run": ["r"] * 8, "node": ["m"] * 8, "seconds": at, "relative_seconds": [float(s) for s in slow]}
+    trace = written(tmp_path / "t", probes=rows)
+    made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, nodes=("a",), **ORDER)))
+    assert [(e.start_seconds, e.seconds, e.factor, e.every_seconds) for e in made.episodes] == [
+        (30.0, 10.0, 3.0, 3670.0),
+        (3650.0, 10.0, 3.0, 3670.0),
+    ]
+
+
 @pytest.mark.parametrize("fitted", [False, True])
 def test_machines_that_were_measured_once_are_always_as_slow(tmp_path, fitted):
     rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0] * 3, "relative_seconds": [2.0] * 3}
