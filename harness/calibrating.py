@@ -27,6 +27,8 @@ from traces.schema import TRACE
 
 __all__ = ["GivenConstants", "ReadRecording", "check_others", "check_recording", "read_source", "read_trace"]
 
+_RUNS = 5  # that a message names, at most
+
 ReadRecording: TypeAlias = tuple[Recording, Provenance]
 """A recording and its origin."""
 
@@ -91,11 +93,12 @@ def read_trace(trace: Path, wanted: Selection = EVERYTHING) -> ReadRecording:
     tables = {name: scan(trace, name).collect() for name in TRACE}
     hashed = digest(list(trace.rglob("*.parquet")), trace)
     recording = read_tables(tables, said.source, wanted)
-    if wanted != EVERYTHING and not recording.rows:
+    selected = wanted.among(wanted.of_runs(tables)["settings"]).height
+    if wanted != EVERYTHING and not recording.rows and not (selected and recording.caveats):
         every = read_tables(tables, said.source).rows
         raise ValueError(f"Cannot select {trace.name}{wanted}: none of its {len(every)} settings is so. {_has(every)}")
     if recording.caveats and not recording.rows:
-        raise ValueError(f"Cannot calibrate to {trace.name}: no row is left. {'. '.join(recording.caveats)}.")
+        raise ValueError(f"Cannot calibrate to {trace.name}{wanted}: no row is left: {'; '.join(recording.caveats)}.")
     command = f"harness calibrate 'TRACE{wanted}'" if wanted != EVERYTHING else "harness calibrate TRACE"
     return recording, Provenance(said.source, said.of, said.licence, hashed, command, MADE_BY)
 
@@ -116,6 +119,8 @@ def _has(rows: Sequence[Row]) -> str:
     numbers = {name: {getattr(r, name) for r in rows} for name in ("workers", "servers", "batch_size")}
     said = [f"{name} {' or '.join(values)}" for name, values in words.items()]
     said += [f"{name} {min(values)}..{max(values)}" for name, values in numbers.items() if values]
+    runs = sorted({r.run for r in rows})
+    said += [f"runs {', '.join(runs[:_RUNS])}{', ...' * (len(runs) > _RUNS)}"]
     return f"It has {', '.join(said)}." if rows else ""
 
 

@@ -17,6 +17,7 @@ import io
 import re
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,13 +29,18 @@ from traces.plausible import TraceError, check_columns, check_units, check_value
 from traces.schema import TRACE, TRACE_VERSION
 from traces.store import is_job, write_bytes
 
-__all__ = ["Manifest", "Origin", "TraceWriter", "check_trace", "digest_of", "manifest", "origin", "scan"]
+__all__ = ["Manifest", "Origin", "TraceWriter", "check_trace", "digest_of", "is_like", "manifest", "origin", "scan"]
 
 _DIGEST = "harness_digest"
 _BLANK = "0" * 64
 _FIND_DIGEST = re.compile(_DIGEST.encode() + rb"[^0-9a-f]{1,3}([0-9a-f]{64})")
 _TAIL_BYTES = 1 << 20  # the digest is the last entry of the metadata; only a few bytes per column follow it
 _PART_ROWS = 1 << 13
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Whether a run's name is `pattern`, or fits it with wildcards, as "minibatch/*". A name may have brackets itself."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 @dataclass(frozen=True, slots=True)

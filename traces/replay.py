@@ -26,7 +26,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -36,7 +35,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
-from traces.parts import scan
+from traces.parts import is_like, scan
 from traces.schema import setting_from
 from tuners.actions import (
     Action,
@@ -163,7 +162,7 @@ def _runs_in(folder: Path, workload: str, pattern: str) -> list[tuple[Recorded, 
     runs = runs.with_columns(pl.coalesce("steps", "most"), run_seconds=pl.coalesce("seconds", "last"))
     runs = runs.filter(pl.col("workload") == workload, pl.col("run_seconds") > 0, pl.col("steps") > 0)
     runs = runs.drop("workload", "seconds", "last", "most")
-    runs = runs.filter([fnmatchcase(run, pattern) for run in runs["run"]]).sort("run")
+    runs = runs.filter([is_like(run, pattern) for run in runs["run"]]).sort("run")
     settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options", "setting").collect()
     progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
     stalls = scan(folder, "reconfigurations").group_by("run").agg(pl.col("stall_seconds").mean()).collect()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from typing import Any
 
 import polars as pl
+
+from traces.parts import is_like
 
 __all__ = ["EVERYTHING", "Selection", "parse"]
 
@@ -33,15 +34,13 @@ class Selection:
             return dict(tables)
         known = tables["runs"].select("run", "workload").to_dicts()
         kept = [
-            r["run"]
-            for r in known
-            if fnmatchcase(r["run"], self.runs) and fnmatchcase(r["workload"] or "unnamed", self.workload)
+            r["run"] for r in known if is_like(r["run"], self.runs) and is_like(r["workload"] or "unnamed", self.workload)
         ]
         return {name: t.filter(pl.col("run").is_in(kept)) if "run" in t.columns else t for name, t in tables.items()}
 
     def has(self, setting: Mapping[str, Any]) -> bool:
         """Whether a setting, a row of the table `settings`, is selected. A value that was not recorded is in no range."""
-        if not fnmatchcase(setting["policy"] or "asp", self.policy):
+        if not is_like(setting["policy"] or "asp", self.policy):
             return False
         ranges = {name: getattr(self, name) for name in ("workers", "servers", "batch_size")}
         return all(r is None or r[0] <= (setting[name] or -1) <= r[1] for name, r in ranges.items())

@@ -48,7 +48,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -65,7 +64,7 @@ from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChang
 from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
-from traces.parts import scan
+from traces.parts import is_like, scan
 from traces.schema import TRACE, setting_from
 
 __all__ = [
@@ -509,7 +508,7 @@ def _node_events(recording: ReplayedTrace) -> pl.DataFrame:
 def _replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.DataFrame:
     """These columns of a table, for the runs that may be replayed."""
     rows = scan(Path(recording.trace), table).select(*columns).collect()
-    kept = [run for run in rows["run"].unique() if fnmatchcase(run, recording.runs)]
+    kept = [run for run in rows["run"].unique() if is_like(run, recording.runs)]
     return rows.filter(pl.col("run").is_in(kept))
 
 

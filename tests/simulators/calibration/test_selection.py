@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from harness.cli import main
@@ -13,7 +14,8 @@ from simulators.calibration import model
 from simulators.calibration.recordings import read_tables
 from simulators.calibration.selection import EVERYTHING, Selection, parse
 from traces.importers.source import table
-from traces.parts import Origin, TraceWriter
+from traces.own_tables import from_tables
+from traces.parts import Origin, TraceWriter, is_like
 
 
 def recorded():
@@ -121,7 +123,8 @@ def test_a_calibration_to_some_settings_is_that_of_a_trace_of_these(tmp_path, ca
     assert main.main(["calibrate", f"{whole}[workers=5..9]", "--out", str(tmp_path / "none.toml")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Cannot select whole[workers=5..9]: none of its 12 settings is so." in said
-    assert "It has workload toy, policy asp, workers 1..4, servers 1..1, batch_size 8..32." in said
+    assert "It has workload toy, policy asp, workers 1..4, servers 1..1, batch_size 8..32" in said
+    assert "runs w1-b16, w1-b32, w1-b8, w2-b16, w2-b32, ..." in said
     assert not (tmp_path / "none.toml").exists()
 
 
@@ -135,3 +138,25 @@ def _write(folder: Path, seconds: dict[tuple[int, int], float]) -> None:
     with TraceWriter(folder, Origin("made up", "tests")) as writer:
         writer.add("runs", table("runs", runs))
         writer.add("settings", table("settings", settings))
+
+
+def test_a_selection_that_cannot_be_used_says_why(tmp_path, capsys):
+    """Its settings were said not to be there."""
+    pushes = [(clock, worker) for clock in range(20) for worker in (0, 1)]
+    lines = [f"a,{worker},{clock},{clock + 1},0.5" for clock, worker in pushes]
+    lines += [f"b,{worker},{clock},,0.5" for clock, worker in pushes]
+    settings = ["run,seconds,workers,servers,policy,batch_size", "a,0,2,1,asp,8", "b,0,2,1,asp,8"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "settings.csv").write_text("\n".join(settings))
+    (tmp_path / "in" / "iterations.csv").write_text("\n".join(["run,worker,clock,seconds,compute_seconds", *lines]))
+    from_tables(tmp_path / "in", tmp_path / "t", made_by="test")
+    assert main.main(["calibrate", f"{tmp_path / 't'}[runs=b]", "--out", str(tmp_path / "none.toml")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Cannot calibrate to t[runs=b]: no row is left: 1 runs are left out: their iterations have no seconds" in said
+
+
+@pytest.mark.parametrize(("pattern", "fits"), [("job[3]", True), ("job[*", True), ("job?", False), ("job3", False)])
+def test_a_name_with_brackets_is_its_own_pattern(pattern, fits):
+    assert is_like("job[3]", pattern) == fits
+    kept = Selection(runs=pattern).of_runs({"runs": pl.DataFrame({"run": ["job[3]"], "workload": [None]})})
+    assert kept["runs"].height == fits
