@@ -180,6 +180,11 @@ def manifest(folder: Path) -> Manifest | None:
                 f"Cannot read a trace from {folder}: it has the results of a comparison. With --record, each of its runs "
                 "has a folder `trace`."
             )
+        if any((folder / f"{table}.{ending}").is_file() for table in TRACE for ending in ("csv", "jsonl")):
+            raise ValueError(
+                f"Cannot read a trace from {folder}: it has tables of your own. Make a trace of them with `harness trace "
+                f"convert {folder} --out TRACE`, and name that."
+            )
         if not any((folder / table).is_dir() for table in TRACE):
             raise ValueError(
                 f"Cannot read a trace from {folder}: it has no trace.json and no tables. Name a trace's folder."

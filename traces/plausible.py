@@ -109,6 +109,7 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
             if name == "seconds"
             else units
         )
+        units = " (is this per cent? Shares are from 0 to 1)" if column.high == 1 else units
         yield values > column.high, f"which is above {column.high:g}, the most that is plausible{units}."
     if column.among:
         yield ~values.is_in(column.among), f"and only {', '.join(column.among)} are known."

@@ -58,6 +58,7 @@ from tuners.actions import (
     Window,
     WorkerWindow,
 )
+from tuners.near_names import near_names
 from tuners.prices import UNKNOWN, Prices, Rate
 from tuners.settings import Choice, Knob, Node
 from tuners.system import Handlers, branch_of, check_not_last, handler_of
@@ -79,6 +80,7 @@ _FIELDS = (
 _COUNTS = ("workers", "servers")
 _SCHEDULED = "sync_switch"  # the policy of runs that go from BSP to ASP
 _NOT_TOLD = "none"  # the value of an option that only other runs have
+_NAMES = 8  # of runs or values that a message lists, at most
 _OFFERED = 3  # number of nearest settings in the message of a rejection
 
 
@@ -130,6 +132,10 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
                 "workload. Of runs that were recorded with a scenario, that is the scenario's name."
             )
         named = "" if pattern == "*" else f" called {pattern!r}"
+        called = sorted(name for trace in inside or [folder] for name in scan(trace, "runs").collect()["run"])
+        if not any(is_like(name, pattern) for name in called):
+            names = f"{', '.join(called[:_NAMES])}{', ...' * (len(called) > _NAMES)}"
+            raise ValueError(f"Cannot replay runs {pattern!r} of {folder}: its runs are {names or 'none'}.")
         raise ValueError(
             f"Cannot replay {workload!r} from {folder}: it has no run of it{named} with one setting, seconds and steps. "
             "Record each setting as a run of its own, with its seconds and steps (in the table runs, or progress)."
@@ -163,7 +169,8 @@ def _runs_in(folder: Path, workload: str, pattern: str) -> list[tuple[Recorded, 
     runs = runs.filter(pl.col("workload") == workload, pl.col("run_seconds") > 0, pl.col("steps") > 0)
     runs = runs.drop("workload", "seconds", "last", "most")
     runs = runs.filter([is_like(run, pattern) for run in runs["run"]]).sort("run")
-    settings = scan(folder, "settings").select("run", *_COUNTS, *_FIELDS, "options", "setting").collect()
+    said = scan(folder, "settings").select("run", "branch", *_COUNTS, *_FIELDS, "options", "setting")
+    settings = said.unique(maintain_order=True).collect()  # one that is logged again is the same
     progress = scan(folder, "progress").filter(pl.col("seconds").is_not_null()).sort("run", "seconds").collect()
     stalls = scan(folder, "reconfigurations").group_by("run").agg(pl.col("stall_seconds").mean()).collect()
     by_run = {run: one for (run,), one in progress.group_by("run")}
@@ -218,10 +225,8 @@ def recorded_job(
     """
     matches = [run.setting for run in runs if start.items() <= _values(run.setting).items()]
     if not matches:
-        wanted = ", ".join(f"{name} {value}" for name, value in start.items())
-        raise Rejected(
-            f"Cannot start with {wanted}: no such run was recorded; runs have {', '.join(_values(runs[0].setting))}."
-        )
+        wanted = ", ".join(f"{name} {value!r}" for name, value in start.items())
+        raise Rejected(f"Cannot start with {wanted}: no such run was recorded; {_other_starts(runs, start)}")
     begin = matches[0]
     recorded = dict.fromkeys(run.setting for run in runs)
     nodes = tuple(Node(role, "recorded", 1, ("cpu",), 1e9, 1e9) for role in _COUNTS)
@@ -246,6 +251,20 @@ def recorded_job(
         prices=Prices(by_setting=_rates(runs)),
         budget_usd=budget_usd,
     )
+
+
+def _other_starts(runs: list[Recorded], start: Mapping[str, Scalar]) -> str:
+    """What to start with, where no run has the values of `start`."""
+    values = [_values(run.setting) for run in runs]
+    if unknown := next((name for name in start if name not in values[0]), None):
+        near = [name for name in values[0] if name == f"option/{unknown}"] or values[0]
+        return f"runs have no {unknown}; {near_names(unknown, near)}"
+    for name, wanted in start.items():
+        if all(one[name] != wanted for one in values):
+            known = list({repr(one[name]): None for one in values})
+            return f"of {name}, runs have {', '.join(known[:_NAMES])}{', ...' * (len(known) > _NAMES)}."
+    near = max(values, key=lambda one: sum(one[name] == wanted for name, wanted in start.items()))
+    return f"the nearest has {', '.join(f'{name} {near[name]!r}' for name in start)}."
 
 
 def _rates(runs: list[Recorded]) -> dict[Setting, Rate]:

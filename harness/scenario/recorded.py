@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from harness.scenario.tables import RecordedTable
     from traces.replay import Recorded, RecordedSystem
 
-__all__ = ["CLUSTER", "job", "show", "system"]
+__all__ = ["CLUSTER", "check_target", "job", "show", "system"]
 
 _PLACEHOLDER = NodeType("recorded", 1, 1e9, 1e9, (Device("cpu", 1.0),), "stands for what was recorded")
 CLUSTER = Cluster((("workers", _PLACEHOLDER), ("servers", _PLACEHOLDER)))
@@ -42,6 +42,18 @@ def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
         )
     except Rejected as error:
         raise ValueError(f"start: {error}") from None
+
+
+def check_target(scenario: Scenario, table: RecordedTable) -> None:
+    """Raise ValueError where no run says what the target is about: it could never be reached."""
+    metric = scenario.target.metric
+    if scenario.target.counts:
+        return
+    runs = _runs_of(scenario, table)
+    if all(math.isnan(getattr(seen, metric)) for run in runs for seen in run.evaluations):
+        raise ValueError(
+            f"metric: no recorded run says its {metric}; record it (in the table runs, or progress), or choose another one."
+        )
 
 
 def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting | None) -> RecordedSystem:

@@ -237,6 +237,7 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
     )
     # Making the job reads the trace: a scenario whose recording is missing is refused here, not when it is played.
     recorded = at_table(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
+    at_table(origin, "target", lambda: scenario_recorded.check_target(made, found.recorded))
     priced = not math.isnan(recorded.prices.highest_usd_per_hour(()))
     at_table(origin, "target", lambda: check_prices(made, "" if priced else "these recorded runs"))
     return made

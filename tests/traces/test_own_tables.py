@@ -84,6 +84,7 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "mine/iterations.csv: its fields are divided by semicolons: divide them by commas, and write numbers with a",
         ),
         ({"iterations_csv": "seconds,worker\n1,0\n"}, "column 'clock': the column is missing"),
+        ({"progress_csv": "seconds,steps,accuracy\n1,9,93.5\n"}, "(is this per cent? Shares are from 0 to 1)."),
         (
             {"iterations_csv": "seconds,worker,clock\n1,w0,0\n"},
             "row 1, column 'worker': 'w0' is no whole number: number the workers of a run, from 0.",
@@ -224,3 +225,9 @@ def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: 
     assert "20 rows" in capsys.readouterr().out
     assert main(["calibrate", str(tmp_path / "one"), "--out", str(tmp_path / "c.toml")]) == 2
     assert "Record the numbers of workers and servers" in capsys.readouterr().err
+
+
+def test_tables_that_were_not_converted_are_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "iterations.csv").write_text(ITERATIONS)
+    with pytest.raises(ValueError, match=r"it has tables of your own\. Make a trace of them with `harness trace convert"):
+        origin(tmp_path)

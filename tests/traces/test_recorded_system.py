@@ -362,3 +362,12 @@ def test_no_two_recorded_settings_are_taken_for_repetitions(tmp_path, made, knob
         system.perform(Reconfigure(job.space.setting(job.space.values(setting))))
         system.perform(Run(clocks=10))
         assert (system.status, system.now) == ("target", pytest.approx(seconds))
+
+
+def test_a_setting_that_is_logged_again_is_one_setting(tmp_path):
+    """As a program does that logs the setting in each epoch; another setting is a change, and the run is left out."""
+    rows = [{"run": r, "seconds": t, "workers": n, "servers": 1} for r, n in (("a", 2), ("b", 2)) for t in (0, 50)]
+    rows[-1]["workers"] = 3
+    ends = [{"run": r, "workload": "job", "seconds": 100, "steps": 100} for r in "ab"]
+    (run,) = own_runs(tmp_path, runs=ends, settings=rows)
+    assert dict(run.setting.options) == {"workers": 2, "servers": 1}

@@ -108,8 +108,17 @@ def test_it_is_played_under_its_start_or_another(folder):
         (
             "= 8",
             "= 9",
-            r"\[recorded\] start: Cannot start with policy bsp, option/workers 9: no such run was recorded; runs have",
+            r"\[recorded\] start: Cannot start with policy 'bsp', option/workers 9: no such run was recorded; of option/work"
+            r"ers, runs have (\d+, ){2}\d+\.",
         ),
+        ('"option/workers" = 8', "workers = 8", r"start: .*workers 8: .*; runs have no workers; .*option/workers"),
+        (
+            '"option/workers" = 8',
+            '"option/workers" = "8"',
+            r"option/workers '8': .*; of option/workers, runs have ",
+        ),
+        ("samples", 'runs = "x*"\nsamples', r"\[recorded\] Cannot replay runs 'x\*' of .*t: its runs are cnn/.*1000\."),
+        ('"accuracy"', '"loss"', r"\[target\] metric: no recorded run says its loss; record it"),
         ('workload = "cnn"', "", r"\[recorded\] workload: it is missing; every scenario of recorded runs says this"),
         ("samples", "sample", r"\[recorded\] sample: there is no such key; did you mean samples"),
         (
