@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 from scipy.stats import f
 
 from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
-from simulators.calibration.model import Constants, Row
+from simulators.calibration.model import Constants, Row, WorkerTime
 
 __all__ = ["fit_determined", "fittable", "scaled_samples"]
 
@@ -153,12 +153,19 @@ def _why_uncertain(solved: TimesSolution, name: str, error: float) -> str:
     return f"it lies anywhere from {value / span:.1g} to {value * span:.1g}: record {_measurement(name)}"
 
 
+def _machine(row: Row, timed: WorkerTime) -> tuple[str, str]:
+    """The machine of a worker: the same in all runs that name it; else another one in each run."""
+    is_named = timed.machine.rpartition("/")[2] not in ("", str(timed.worker))
+    return ("", timed.machine) if is_named else (row.run, str(timed.worker))
+
+
 def scaled_samples(rows: Sequence[Row]) -> tuple[float, bool]:
     """How many samples take as long as the part of computing that slower workers take longer for, whatever the mini-batch;
     and whether the rows tell it: not where that may be all of what does not grow with the mini-batch, or nothing of it.
 
     Worker w takes c + k_w (n + s) seconds for n samples: c on any machine, s samples' time on its own. Each worker's times
-    are a line over n, and c and s are told by how the lines of slow workers differ from those of fast ones. s is 0 unless
+    are a line over n, and c and s are told by how the lines of slow workers differ from those of fast ones. A machine that
+    several runs name is the same worker in all of them, as where each run has one size of mini-batches. s is 0 unless
     the rows contradict that (an F-test, 99 %): many recordings have one size of mini-batches, or machines that are alike.
     """
     told = [
@@ -166,8 +173,8 @@ def scaled_samples(rows: Sequence[Row]) -> tuple[float, bool]:
     ]
     if not any(row.speeds for row, _ in told) or len({row.intra_threads for row, _ in told}) > 1:
         return 0.0, True
-    names = {key: i for i, key in enumerate(dict.fromkeys((row.run, t.worker) for row, t in told))}
-    who = np.array([names[row.run, t.worker] for row, t in told])
+    names = {key: i for i, key in enumerate(dict.fromkeys(_machine(row, t) for row, t in told))}
+    who = np.array([names[_machine(row, t)] for row, t in told])
     samples = np.array([float(row.batch_size) for row, _ in told])
     seconds = np.array([t.seconds for _, t in told])
     errors = np.maximum([t.error for _, t in told], _LEAST_ERROR * seconds)

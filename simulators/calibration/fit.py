@@ -61,7 +61,7 @@ _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 
 _NOT_SCALED = (
     "it may be nothing of what no sample adds to, or all of it: record machines of unlike speeds, each at two sizes of "
-    "mini-batches"
+    "mini-batches, and name them in the column setting where these are different runs"
 )
 NO_FREEDOM = "no degree of freedom: as many constants as measurements that determine them"
 

@@ -51,6 +51,22 @@ def test_slow_machines_tell_what_of_a_mini_batch_depends_on_speed(samples):
     assert sum(s > 0 for s, _ in found) == 10 * (samples > 0)
 
 
+@pytest.mark.parametrize(("machine", "told"), [("logs/host {}", True), ("logs/{}", False), ("{}", False)])
+def test_runs_of_one_size_each_tell_it_where_they_name_their_machines(machine, told):
+    """Logs often have a run for each setting; the numbers of workers may be of other machines in each."""
+    found = []
+    for seed in range(10):
+        rows = recorded(3e-3, 7.5, seed=seed)
+        times = [tuple(t._replace(machine=machine.format(t.worker)) for t in row.worker_times) for row in rows]
+        found.append(
+            scaled_samples(
+                [replace(r, run=f"run {i}", worker_times=t) for i, (r, t) in enumerate(zip(rows, times, strict=True))]
+            )
+        )
+    assert {known for _, known in found} == {told}
+    assert np.median([s for s, _ in found]) == pytest.approx(7.5 if told else 0.0, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
