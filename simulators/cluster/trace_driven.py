@@ -31,9 +31,10 @@ there are more nodes than machines, machines are assigned again, and start at a 
 in order, from its beginning: worker i drives our node i, relative to its own median, and the nodes' events come to our nodes
 of the same names.
 
-In order, what names our nodes comes to the nodes of these names, for every role: workers that the settings of a run name,
-machines that were probed, and nodes with events. A node that was not probed then has no episodes. Other machines are
-assigned in the order of their names, in which n2 is before n10.
+In order, where a recording names any of our nodes, each of ours gets what was recorded of its name, for every role: workers
+that the settings of a run name, machines that were probed, and nodes with events. Machines of other names drive none then,
+and a node that was not probed has no episodes. Where all names are others, machines are assigned in their order, in which
+n2 is before n10.
 
 With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
 the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
@@ -189,7 +190,7 @@ def _pick_name(runs: Iterable[str], rng: np.random.Generator | None) -> str:
 
 def _in_order(recorded: Sequence[str], ours: Sequence[str]) -> list[_Assignment | None]:
     """For each of our nodes the recorded machine of its name; or, where others were recorded, machines as their names go."""
-    if set(recorded) <= set(ours):
+    if not set(recorded).isdisjoint(ours):
         return [_Assignment(recorded.index(name), 0.0) if name in recorded else None for name in ours]
     order = sorted(range(len(recorded)), key=lambda i: _natural(recorded[i]))
     return [_Assignment(order[machine], offset) for machine, offset in _assign(len(recorded), len(ours), None)]
@@ -234,12 +235,12 @@ class _WorkerTimes(NamedTuple):
 
 
 def _assign_by_number(recorded: Sequence[_WorkerTimes], ours: Sequence[str]) -> list[_Assignment]:
-    """In order: our node gets the worker of its name, where the recording names them; else our i-th node gets worker i where
-    the recording's numbers are those of a cluster like ours, else the i-th worker. Nodes that are left get workers again, at
-    a later time of the recording."""
+    """In order: our node gets the worker of its name, where the recording names any of ours; else our i-th node gets worker
+    i where the recording's numbers are those of a cluster like ours, else the i-th worker. Nodes that are left get workers
+    again, at a later time of the recording."""
     numbers = [one.number for one in recorded]
-    if {one.node for one in recorded} <= set(ours):
-        numbers = [ours.index(one.node) for one in recorded]
+    if not {one.node for one in recorded}.isdisjoint(ours):
+        numbers = [ours.index(one.node) if one.node in ours else -1 for one in recorded]
     elif max(numbers) >= len(ours):
         numbers = list(range(len(recorded)))
     left = [i for i in range(len(ours)) if i not in numbers]
@@ -493,9 +494,10 @@ def _runs_like(recording: ReplayedTrace, some: set[str]) -> list[str]:
 
 
 def _as_named(recording: ReplayedTrace, run: str, driven: Sequence[str]) -> list[NodeChange] | None:
-    """The changes of a recorded run whose nodes have the names of ours; None for any other."""
+    """The changes of our nodes in a recorded run that names any of them; None for any other."""
     rows = _node_events(recording).filter(run=run).select("seconds", "node", "event").rows()
-    return named_changes(rows, recording.faster) if {node for _, node, _ in rows} <= set(driven) else None
+    ours = [row for row in rows if row[1] in driven]
+    return named_changes(ours, recording.faster) if ours or not rows else None
 
 
 def _node_events(recording: ReplayedTrace) -> pl.DataFrame:

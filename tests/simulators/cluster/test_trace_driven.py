@@ -242,6 +242,27 @@ def test_in_order_slow_downs_come_to_the_nodes_of_their_names(tmp_path):
     assert [(e.node, e.start_seconds, e.factor) for e in made.episodes] == [("n10", 30.0, 3.0)]
 
 
+def test_in_order_a_part_of_a_recorded_cluster_has_its_own_conditions(tmp_path):
+    """Of six recorded machines, ours are five: what the sixth, z, did comes to none of them."""
+    probes = pl.DataFrame({"node": ["z", "b"] * 10, "seconds": [10.0 * (i // 2) for i in range(20)], "run": ["r"] * 20})
+    slow = pl.when(pl.col("node") == "z", pl.col("seconds") == 30).then(3.0)
+    slow = slow.when(pl.col("node") == "b", pl.col("seconds") == 50).then(2.0).otherwise(1.0)
+    events = {"run": ["r"] * 2, "seconds": [5.0, 7.0], "node": ["z", "c"], "event": ["failed"] * 2}
+    whole = setting_text(start(workers=("z", "d"), servers=("a",)))
+    settings = pl.DataFrame({"run": ["r"], "seconds": [0.0], "setting": [whole]})
+    times = {"worker": [0, 0, 1, 1], "clock": [0, 1, 0, 1], "compute_seconds": [1.0, 1.0, 3.0, 1.0]}
+    iterations = pl.DataFrame(times, schema_overrides={"worker": pl.Int32, "clock": pl.Int32}).with_columns(run=pl.lit("r"))
+    in_branch = pl.lit(0, pl.Int32).alias("branch")
+    tables = {"probes": probes.with_columns(relative_seconds=slow).sort("node", "seconds"), "node_events": events}
+    tables |= {"settings": settings.with_columns(in_branch), "iterations": iterations.with_columns(in_branch)}
+    trace = written(tmp_path / "t", **tables)
+    made, factors = drawn(replaying(all=trace))
+    assert made.nodes == (NodeChange(("c",), 7.0, "fails"),)
+    assert factors.values[NAMES.index("d")].tolist() == pytest.approx([1.5, 0.5])
+    made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, **ORDER)), budget=90.0)
+    assert [(e.node, e.start_seconds, e.factor) for e in made.episodes] == [("b", 50.0, 2.0)]
+
+
 def test_in_order_compute_times_come_to_the_nodes_that_the_setting_names(tmp_path):
     """The workers 0 and 1 are the nodes d and b: the second takes three times as long."""
     whole = setting_text(start(workers=("d", "b"), servers=("a",)))
