@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -63,7 +63,7 @@ from tuners.prices import UNKNOWN, Prices, Rate
 from tuners.settings import Choice, Knob, Node
 from tuners.system import Handlers, branch_of, check_not_last, handler_of
 
-__all__ = ["Recorded", "RecordedSystem", "recorded_job", "recorded_runs"]
+__all__ = ["Recorded", "RecordedSystem", "change_seconds", "recorded_job", "recorded_runs"]
 
 T = TypeVar("T")
 
@@ -275,6 +275,12 @@ def _rates(runs: list[Recorded]) -> dict[Setting, Rate]:
     return {s: Rate(median(r.machines for r in of), median(r.usd_per_hour for r in of)) for s, of in found.items()}
 
 
+def change_seconds(runs: Sequence[Recorded]) -> float | None:
+    """What a change from one run to another takes: the median stall of their own reconfigurations; None: not recorded."""
+    recorded = [run.restart_seconds for run in runs if run.restart_seconds is not None]
+    return median(recorded) if recorded else None
+
+
 @dataclass
 class _Branch:
     run: Recorded
@@ -300,8 +306,7 @@ class RecordedSystem:
         self.job = job
         self.now = 0.0
         self.status: Status = "running"
-        recorded = [run.restart_seconds for run in runs if run.restart_seconds is not None]
-        self._restart_seconds = (median(recorded) if recorded else 0.0) if restart_seconds is None else restart_seconds
+        self._restart_seconds = change_seconds(runs) or 0.0 if restart_seconds is None else restart_seconds
         repetitions: dict[Setting, list[Recorded]] = {}
         for run in runs:
             repetitions.setdefault(run.setting, []).append(run)

@@ -70,15 +70,25 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 
 def show(scenario: Scenario, table: RecordedTable) -> str:
     """The scenario's file under a comment that summarises the recorded runs."""
-    seen, count = job(scenario, table, 0), len(_runs_of(scenario, table))
+    from traces.replay import change_seconds
+
+    seen, runs = job(scenario, table, 0), _runs_of(scenario, table)
+    count, recorded = len(runs), change_seconds(runs)
     values, settings = seen.space.values(seen.start), len(seen.space.recorded)
     said = [
         f"{scenario.name}: {scenario.summary}",
         f"{count} recorded runs under {settings} settings; starts with {', '.join(f'{k} {v}' for k, v in values.items())}",
         f"free: {', '.join(k.name for k in seen.space.knobs) or 'nothing'}",
+        *([] if settings < 2 else [_change(scenario.restart_seconds, recorded)]),
     ]
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ")]
     return "".join(f"# {line}\n" for line in lines) + "\n" + scenario.text
+
+
+def _change(given: float | None, recorded: float | None) -> str:
+    if given is not None or recorded is not None:
+        return f"a change to another run takes {recorded if given is None else given:g} s"
+    return "a change to another run takes no time, as none was recorded: give restart_seconds under [costs]"
 
 
 def _runs_of(scenario: Scenario, table: RecordedTable) -> tuple[Recorded, ...]:

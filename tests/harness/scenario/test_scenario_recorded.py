@@ -27,7 +27,7 @@ from traces.importers import import_trace
 from traces.shipped import locate
 from traces.store import load_results
 from tuners import registry
-from tuners.actions import Target
+from tuners.actions import Reconfigure, Target
 from tuners.baselines.best_fixed import fixed_at
 
 CLOCKS = Target("clocks", 60)
@@ -72,6 +72,21 @@ def test_a_table_is_a_scenario(folder):
     assert (seen.seed, seen.samples, seen.budget_seconds, seen.name) == (1, 1000, 200.0, "six")
     assert "# 6 recorded runs under 6 settings; starts with policy bsp, option/workers 8" in show(made)
     assert show(made).endswith(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("costs", "said"),
+    [
+        ("restart_seconds = 2.5", "a change to another run takes 2.5 s"),
+        ("", "a change to another run takes no time, as none was recorded: give restart_seconds under [costs]"),
+    ],
+)
+def test_what_a_change_takes_is_shown(folder, costs, said):
+    made = load(scenario(folder, f"{TEXT}\n[costs]\n{costs}\n", "costs"))
+    assert f"# {said}\n" in show(made)
+    begun = system(made, 0)
+    cost = begun.perform(Reconfigure(job(made).space.setting({"policy": "asp", "option/workers": 24})))
+    assert cost.seconds == (2.5 if costs else 0.0)
 
 
 def test_a_trace_that_has_changed_is_read_again(folder, tmp_path):
