@@ -386,7 +386,10 @@ def _run_slowness(probes: pl.DataFrame, against: str) -> _RunSlowness:
     slow, seconds = pl.col("slow"), pl.col("seconds")
     own = slow / slow.median().over("node")
     tick = seconds.diff().median().over("node").fill_null(0.0)
-    apart = (seconds.shift(-1) - seconds).over("node").fill_null(tick)
+    # The last interval of a machine that was probed far more rarely than others must not make the whole recording longer.
+    usual = seconds.diff().over("node").median().fill_null(0.0)
+    last = pl.when(tick > _GAP * usual).then(usual).otherwise(tick)
+    apart = (seconds.shift(-1) - seconds).over("node").fill_null(last)
     known = probes.with_columns(
         always=slow.median().over("node") / slow.median() if against == "run" else pl.lit(1.0),
         own=own,

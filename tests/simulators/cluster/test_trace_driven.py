@@ -289,6 +289,15 @@ def test_an_episode_does_not_last_through_a_gap_in_the_recording(tmp_path):
     ]
 
 
+def test_a_machine_that_was_probed_twice_makes_the_recording_no_longer(tmp_path):
+    """The other one, probed every 10 s, is slow once in 1000 s; the replay would have repeated after 1990 s."""
+    rows = [("m", 10.0 * i, 3.0 if i == 40 else 1.0) for i in range(100)] + [("rare", t, 1.0) for t in (0.0, 990.0)]
+    probes = pl.DataFrame(rows, ["node", "seconds", "relative_seconds"], orient="row").with_columns(run=pl.lit("r"))
+    trace = written(tmp_path / "t", probes=probes)
+    made, _ = drawn(replaying(stragglers=ReplayedTrace(trace, nodes=("a",), **ORDER)))
+    assert [(e.start_seconds, e.seconds, e.every_seconds) for e in made.episodes] == [(400.0, 10.0, 1000.0)]
+
+
 @pytest.mark.parametrize("fitted", [False, True])
 def test_machines_that_were_measured_once_are_always_as_slow(tmp_path, fitted):
     rows = {"run": ["r"] * 3, "node": ["x", "y", "z"], "seconds": [0.0] * 3, "relative_seconds": [2.0] * 3}
