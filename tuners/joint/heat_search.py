@@ -8,10 +8,11 @@ anything yet, at the hottest that does no harm and that other jobs may well have
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 
 from tuners.actions import Evaluate, Rejected, Setting
-from tuners.joint.heat import Heat
+from tuners.joint.heat import Heat, as_hot
 from tuners.joint.learning_model import HELPED_NATS
 from tuners.joint.training import Glance, Snapshot, Steps, Training
 
@@ -34,8 +35,8 @@ _PROBABLE = 0.05  # a chance that the best heat is still higher: what hurts is t
 class HeatSearch:
     """One search along the axis `heat`, from the present model and setting."""
 
-    def __init__(self, training: Training, heat: Heat) -> None:
-        self._training, self._heat, self._gauge = training, heat, training.gauge
+    def __init__(self, training: Training, heat: Heat, place: Callable[[], Steps[None]]) -> None:
+        self._training, self._heat, self._gauge, self._place = training, heat, training.gauge, place
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
         self.in_vain = False  # whether the lowest heat of all hurts
@@ -172,6 +173,9 @@ class HeatSearch:
         validated = min(seen.validated, 0.0) if math.isfinite(seen.validated) else math.inf
         setting, bad, fallen, halved, blown_up = training.setting, 0, max(-best, 0.0), False, False
         while bad < 2 and not training.diverged:
+            if training.cluster_changed and not heat.steps:
+                yield from self._place()
+                setting = as_hot(heat, training.placed(setting), setting)
             blank = self._gauge.blank_nats  # most of what falls to there is no learning
             idle = min(best - blank, validated, 0.0) > -max(_IDLE, 3 * noise)
             little = (idle or (best - blank > -2 * _LITTLE and fallen < _LITTLE)) and not (bad or halved or heat.steps)

@@ -221,6 +221,13 @@ class Training:
             self._take_validated(window.evaluations)
         if math.isnan(self.level):
             yield from self.evaluate()
+        for _ in range(_RECOVERY):
+            if not math.isnan(self.level) or not window.events:
+                break
+            # While the system makes up for a loss, no model can be evaluated; to take this one for that of before may lose it.
+            window = yield from self.run(len(self.setting.workers), "then evaluate: a machine was lost")
+            if math.isnan(self.level):
+                yield from self.evaluate()
         if math.isnan(self.level):
             self.level = before
 

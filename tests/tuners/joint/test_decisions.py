@@ -430,7 +430,7 @@ def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_win
     begun.gauge.begin(1.0, 0.1)
     answer = answers.answer
     answers.answer = lambda action: Evaluation(answers.now, 0, 1.6, 0.5) if isinstance(action, Evaluate) else answer(action)
-    search = HeatSearch(begun.training, begun.heat)
+    search = HeatSearch(begun.training, begun.heat, begun.placing.place_anew)
     seen = answers.run(begun.training.glance())
     begun.training.job = replace(made, evaluate_seconds=share * begun.training.newest.seconds)
     assert search._hurts(seen)
@@ -959,7 +959,7 @@ def test_a_first_validation_is_compared_with_the_model_before_where_the_loss_has
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
     answers.show((0.9, None), (trained, 0.85), evaluated=before)  # at 0.1, and at 0.2
-    answers.run(HeatSearch(begun.training, begun.heat).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
     assert answers.changes()[0].learning_rate == pytest.approx(0.2)
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
@@ -975,7 +975,7 @@ def test_a_validation_that_is_worse_by_noise_does_not_undo_a_clear_fall_of_the_l
     begun, answers = course(made, prior=True), Answers(made, flat)
     begun.gauge.begin(1.0, 0.1)
     answers.show((0.7, 0.7, 0.58), (trained, 0.6, 0.46), after=(9.0, 9.0, 0.1), spread=0.3)
-    answers.run(HeatSearch(begun.training, begun.heat).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
 
@@ -991,7 +991,7 @@ def test_noise_does_not_lead_to_a_heat_that_other_jobs_hardly_have(high, goes_on
         return [loss + 0.1 * (-1) ** i for i in range(clocks)]
 
     answers.losses = losses
-    answers.run(HeatSearch(begun.training, begun.heat).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
     assert (begun.training.setting.learning_rate > 0.25) is goes_on
 
 
