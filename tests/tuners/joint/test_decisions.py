@@ -155,6 +155,45 @@ def test_the_heat_is_that_which_was_chosen_however_often_machines_are_lost_and_c
         assert answers.settings[0].learning_rate == pytest.approx(best.learning_rate)
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_model_that_cannot_be_evaluated_while_a_loss_is_made_up_for_is_evaluated_later(lost):
+    """It counted as good as the one before it, which had been thrown off: the job went back, and lost 55 pushes of learning."""
+    made = of()
+    training, answers = Training(made, SystemModel(made)), Answers(made, flat)
+    training.level, answer = 5.0, answers.answer
+
+    def losing(action):
+        found = answer(action)
+        event = NodeEvent(answers.now - 0.5, "n9", "failed")
+        return replace(found, events=(event,) * lost) if isinstance(action, Run) else found
+
+    def refuses(action):
+        return isinstance(action, Evaluate) and sum(isinstance(a, Evaluate) for a in answers.asked) == 1
+
+    answers.answer, answers.refuse = losing, refuses
+    answers.run(training.window())
+    assert [type(a) for a in answers.asked] == [Run, Evaluate, *[Run, Evaluate] * lost]
+    assert (training.level < 5.0) == lost
+
+
+def test_machines_that_are_back_work_while_the_heat_is_searched():
+    """One worker of three went on alone to the end of the search."""
+    made = of(space=(RATE, *ROLES))
+    begun, answers = course(made), Answers(made, lambda setting, clocks: [1 / (1 + setting.learning_rate)] * clocks)
+    few, best = replace(made.start, workers=made.start.workers[:1], loads=(), data_shares=()), made.start.workers
+    begun.training.setting = answers.settings[0] = few
+    begun.training.cluster_changed = True
+
+    def place():
+        begun.training.cluster_changed = False
+        more = replace(begun.training.setting, workers=best)
+        yield from begun.training.change(replace(more, learning_rate=more.learning_rate / len(best)), "machines are back")
+
+    answers.run(HeatSearch(begun.training, begun.heat, place).run())
+    assert begun.training.setting.workers == best
+    assert begun.heat.of(begun.training.setting) > 10 * begun.heat.of(few)
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_machines_are_chosen_again_after_a_push_where_a_loss_has_prevented_a_change(busy):
     """The window after it took 750 s on the three workers that were left, of a job that then took another 800 s."""
