@@ -157,7 +157,7 @@ def test_the_heat_is_that_which_was_chosen_however_often_machines_are_lost_and_c
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_model_that_cannot_be_evaluated_while_a_loss_is_made_up_for_is_evaluated_later(lost):
-    """It counted as good as the one before it, which had been thrown off: the job went back, and lost 55 pushes of learning."""
+    """It counted as good as the one before it, which had been thrown off: the job went back, and lost 55 pushes."""
     made = of()
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
     training.level, answer = 5.0, answers.answer
