@@ -124,6 +124,8 @@ class Holding:
                 self.lost, self.ended = True, "nothing was learned"
                 if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
                     self.ruining = min(self.ruining, self._heat.of(self.held))
+            elif self._has_arrived():
+                yield from self._hold_the_target()
             elif over_fitted(self._losses, self._course, self._training.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
@@ -183,6 +185,22 @@ class Holding:
         if len(self.levels) >= 2 and sum(self.levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
             self.low = sum(self.levels[-2:]) / 2
             yield from self._renew()
+
+    def _has_arrived(self) -> bool:
+        """Whether the model is as good as the target asks for, and only the job has not validated it yet."""
+        training = self._training
+        cools = self._parts.schedules and not self._heat.steps and not training.diverged
+        return cools and training.level <= training.gauge.goal(training.loss)
+
+    def _hold_the_target(self) -> Steps[None]:
+        """Shed the noise until the job validates: it may do so rarely, and by then a hot model may be a worse one."""
+        training, heat = self._training, self._heat
+        cool = heat.scaled(self.held, 0.1)
+        why = f"{heat.words(training.setting)} -> {heat.words(cool)}: the target is reached, until the job validates"
+        yield from training.change(cool, why)
+        yield from training.await_validation()
+        yield from training.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
+        self._begin_anew(settling=self._settling)
 
     def _renew(self) -> Steps[None]:
         yield from self._training.drop(self._kept)

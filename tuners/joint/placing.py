@@ -44,6 +44,7 @@ _WORTH_WAITING = 1.2  # times the progress for which all workers wait for each o
 _WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
 _SAVES_WAITING = 1.5  # the same, seen
 _TELLING = 8  # losses of every worker that tell whether their data differ
+_MUCH = 1.5  # times the progress for which a search is interrupted
 _CHOICES = 3  # of the system in a row
 _SOON = 2.0  # times as long as the job has trained: what a move of blocks takes at most
 _AS_PREDICTED = 0.7  # of the predicted progress: less of it tells that the system model did not know the setting
@@ -103,6 +104,14 @@ class Placing:
             yield from self.measure()
         self._training.usual_push_seconds = self._training.push_seconds
         yield from self.place()
+
+    def place_for_much(self) -> Steps[None]:
+        """Choose again while heat is searched, which pushes that verify a choice hold up: only for much more progress."""
+        training = self._training
+        if not (self._system.knows and self.places_are_free) or training.diverged:
+            return
+        if self._worth(self.best(self.most_workers)) > _MUCH * self._worth(training.setting):
+            yield from self.place()
 
     def _choose(self) -> Steps[bool]:
         """Make one choice; whether it is kept, and far from what the system model had predicted."""

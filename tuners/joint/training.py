@@ -224,12 +224,19 @@ class Training:
         for _ in range(_RECOVERY):
             if not math.isnan(self.level) or not window.events:
                 break
-            # While the system makes up for a loss, no model can be evaluated; to take this one for that of before may lose it.
+            # While the system makes up for a loss, no model can be evaluated. To take it for the one before may lose it.
             window = yield from self.run(len(self.setting.workers), "then evaluate: a machine was lost")
             if math.isnan(self.level):
                 yield from self.evaluate()
         if math.isnan(self.level):
             self.level = before
+
+    def await_validation(self) -> Steps[None]:
+        """Train until the job next validates by itself, or for a window, where it is not known when that will be."""
+        if self._check_clocks:
+            yield from self.run(self._check_clocks - self.pushes % self._check_clocks)
+        else:
+            yield from self.window()
 
     def glance(self, clocks: int = 0) -> Steps[Glance]:
         """Train so many clocks, or about two pushes per worker; the loss of the second half of their mini-batches, and what

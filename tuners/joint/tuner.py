@@ -432,7 +432,7 @@ class JointCourse:
         """Search along the axis `heat`, and go on from the best model."""
         if isinstance(heat, CopyHeat):
             return  # it is at its hottest, and a return to a snapshot would make all copies equally old
-        search = HeatSearch(self.training, heat, self.placing.place_anew)
+        search = HeatSearch(self.training, heat, self.placing.place_for_much)
         yield from search.run()
         if not (search.in_vain and (yield from self.as_begun())):
             self.hurting, self.useless = search.hurting, search.useless

@@ -469,7 +469,7 @@ def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_win
     begun.gauge.begin(1.0, 0.1)
     answer = answers.answer
     answers.answer = lambda action: Evaluation(answers.now, 0, 1.6, 0.5) if isinstance(action, Evaluate) else answer(action)
-    search = HeatSearch(begun.training, begun.heat, begun.placing.place_anew)
+    search = HeatSearch(begun.training, begun.heat, begun.placing.place_for_much)
     seen = answers.run(begun.training.glance())
     begun.training.job = replace(made, evaluate_seconds=share * begun.training.newest.seconds)
     assert search._hurts(seen)
@@ -792,7 +792,7 @@ def test_a_model_that_has_died_is_given_up_and_not_tried_hotter():
 
     answers.answer = measured
     with suppress(JobOver):
-        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew).run())
+        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_for_much).run())
     died = [a for a in answers.asked if isinstance(a, Reconfigure) and "too hot" in a.reason]
     assert died
     assert not any("on trial" in a.reason and "chance 0.7" in a.reason for a in answers.asked if isinstance(a, Reconfigure))
@@ -998,7 +998,7 @@ def test_a_first_validation_is_compared_with_the_model_before_where_the_loss_has
     made = of(space=(RATE,), start=replace(job().start, learning_rate=0.1, momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
     answers.show((0.9, None), (trained, 0.85), evaluated=before)  # at 0.1, and at 0.2
-    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_for_much).run())
     assert answers.changes()[0].learning_rate == pytest.approx(0.2)
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
@@ -1014,7 +1014,7 @@ def test_a_validation_that_is_worse_by_noise_does_not_undo_a_clear_fall_of_the_l
     begun, answers = course(made, prior=True), Answers(made, flat)
     begun.gauge.begin(1.0, 0.1)
     answers.show((0.7, 0.7, 0.58), (trained, 0.6, 0.46), after=(9.0, 9.0, 0.1), spread=0.3)
-    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_for_much).run())
     assert (max(s.learning_rate for s in answers.changes()) > 0.3) is goes_on
 
 
@@ -1030,7 +1030,7 @@ def test_noise_does_not_lead_to_a_heat_that_other_jobs_hardly_have(high, goes_on
         return [loss + 0.1 * (-1) ** i for i in range(clocks)]
 
     answers.losses = losses
-    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_anew).run())
+    answers.run(HeatSearch(begun.training, begun.heat, begun.placing.place_for_much).run())
     assert (begun.training.setting.learning_rate > 0.25) is goes_on
 
 
@@ -1076,7 +1076,7 @@ def test_where_noise_hides_all_drift_far_from_the_goal_the_heat_is_halved_at_onc
     turns = iter(range(10_000))
     noisy_validations(made, answers, lambda setting: 0.6 + 0.3 * (next(turns) % 2) if setting.learning_rate < 0.5 else 5.0)
     with suppress(JobOver):
-        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew).run())
+        answers.run(Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_for_much).run())
     reasons = [a.reason for a in answers.asked if isinstance(a, Reconfigure)]
     here = next(i for i, reason in enumerate(reasons) if "noise hides all drift" in reason)
     assert reasons[here].startswith("effective rate 0.4 -> effective rate 0.2")
