@@ -39,7 +39,7 @@ made only where it is expected to save more than it costs. In the order in which
    measured noise is all that separates the level from the goal and the drift would take longer, or when the drift has
    stopped. Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
    over-fitted, or stands still and cooling sheds nothing. A model that a hot window has thrown off is kept where it is soon
-   as good as before.
+   as good as before. One that is as good as the target asks for is held, cooled, until the job validates it.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`tuners.joint.machine_losses`).
