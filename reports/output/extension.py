@@ -15,7 +15,7 @@ import polars as pl
 
 from harness.comparison.merge import ComparisonFolder, check_same
 from reports.pages.page import texts
-from reports.verdicts.summary import OUTCOME, SUMMARY
+from reports.verdicts.summary import OUTCOME, SUMMARY, alike
 from traces import store
 from traces.schema import HOST, KEYS, NOT_APPLICABLE, SCORES
 from traces.store import Results
@@ -162,19 +162,12 @@ def _check_tuners(
             continue
         pairs = zip(OUTCOME, before[row[:3]], row[3:], strict=True)
         for column, there, here in pairs:
-            if not _alike(there, here):
+            if not alike(there, here):
                 raise ValueError(
                     f"Cannot add {folder} to {site}: {column} of {tuner} on {scenario} with seed {seed} is {here}, and "
                     f"{there} there. Where the tuner has changed since, or another processor rounds differently, use "
                     f"--replace {tuner}."
                 )
-
-
-def _alike(a: object, b: object) -> bool:
-    """Whether two values of a column are one, but for the last digits, which processors round differently."""
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
-    return a == b
 
 
 def _manifest(results: Results, published: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ __all__ = [
     "OUTCOME",
     "REFERENCE",
     "SUMMARY",
+    "alike",
     "compared",
     "log_minimised",
     "same_runs",
@@ -131,7 +132,7 @@ OUTCOME = (
     "final_accuracy",
     "final_setting",
 )
-"""Columns of the scores that are equal where two runs are one and the same."""
+"""Columns of the scores that are `alike` where two runs are one and the same."""
 
 
 def summary(results: Results) -> pl.DataFrame:
@@ -147,25 +148,38 @@ def summary(results: Results) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SUMMARY)
 
 
+def alike(a: object, b: object) -> bool:
+    """Whether two values of a column are one, but for the last digits, which processors round differently. A model that has
+    diverged has no loss: nan and infinity both say so."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6) or not (math.isfinite(a) or math.isfinite(b))
+    return a == b
+
+
 def same_runs(runs: pl.DataFrame) -> dict[str, str]:
     """Which tuner stands for which, from the scores of one scenario: by tuner, the name of the one with identical runs.
 
     `fixed` stands for all that did what it did; else the one of most seeds, then the first by name. Of a tuner with fewer
     seeds than another, as in a comparison that goes on, only these are compared. Has only tuners for which another stands.
     """
-    runs_of: dict[str, dict[int, str]] = {}
+    runs_of: dict[str, dict[int, tuple[Any, ...]]] = {}
     for (name,), mine in runs.group_by(["tuner"]):
-        # Floats as text, where nan equals itself. A run that failed is like no other.
+        # A run that failed is like no other.
         if name != ORACLE and "error" not in mine["status"]:
-            runs_of[str(name)] = {seed: repr(row) for seed, *row in mine.select("seed", *OUTCOME).iter_rows()}
+            runs_of[str(name)] = {row[0]: row[1:] for row in mine.select("seed", *OUTCOME).iter_rows()}
     stand: list[str] = []
     same: dict[str, str] = {}
     for name in sorted(runs_of, key=lambda n: (n != REFERENCE, -len(runs_of[n]), n)):
-        if one := next((one for one in stand if runs_of[name].items() <= runs_of[one].items()), None):
+        if one := next((one for one in stand if _within(runs_of[name], runs_of[one])), None):
             same[name] = one
         else:
             stand.append(name)
     return same
+
+
+def _within(some: Mapping[int, tuple[Any, ...]], others: Mapping[int, tuple[Any, ...]]) -> bool:
+    """Whether each of the runs, by seed, is like that of the others with this seed."""
+    return all(seed in others and all(map(alike, row, others[seed])) for seed, row in some.items())
 
 
 def log_minimised(runs: pl.DataFrame, tuners: Sequence[str]) -> NDArray[np.float64]:

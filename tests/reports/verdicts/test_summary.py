@@ -107,6 +107,16 @@ def test_failed_runs_are_like_no_others():
     assert same_runs(from_times({"fixed": [10, 20], "x": [NAN, NAN], "y": [NAN, NAN]}).scores) == {}
 
 
+def test_runs_are_the_same_but_for_last_digits_and_for_how_a_loss_that_is_none_is_told():
+    """Runs of a release are of several processors. Of a model that has diverged, one version told nan, one infinity."""
+    made = from_times({"fixed": [10, 20], "idle": [10, 20], "x": [10, 20]}).scores
+    seconds, tuner = pl.col("completion_seconds"), pl.col("tuner")
+    digits = made.with_columns(seconds * (1 + 1e-9 * (tuner == "idle") + 1e-4 * (tuner == "x")))
+    assert same_runs(digits) == {"idle": "fixed"}
+    told = tuner.replace_strict({"fixed": math.nan, "idle": math.inf, "x": 1.0})
+    assert same_runs(made.with_columns(final_loss=told)) == {"idle": "fixed"}
+
+
 def test_a_tuner_with_fewer_seeds_than_another_has_its_runs_where_all_that_it_has_are_the_same():
     """As where a comparison is going on, or has been merged with one of more seeds."""
     scores = from_times({"fixed": [10, 20, 30], "idle": [10, 20, 0], "a": [5, 0, 0], "b": [5, 6, 0], "c": [10, 6, 7]}).scores
