@@ -198,7 +198,13 @@ class Holding:
         cool = heat.scaled(self.held, 0.1)
         why = f"{heat.words(training.setting)} -> {heat.words(cool)}: the target is reached, until the job validates"
         yield from training.change(cool, why)
-        yield from training.await_validation()
+        while True:
+            yield from training.toward_validation()
+            if training.validated or training.diverged or training.level > training.gauge.goal(training.loss):
+                break
+            if training.cluster_changed:
+                yield from self._place()
+                self._follow()
         yield from training.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
         self._begin_anew(settling=self._settling)
 

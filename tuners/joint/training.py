@@ -41,6 +41,7 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
+_WINDOWS = 4  # windows that one may be as long as, where there is nothing to decide before
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _DEAR_SHARE = 0.2  # of the longest window: an evaluation that takes more is left to the job itself
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
@@ -208,7 +209,7 @@ class Training:
         if not validates and self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
-            longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), 4 * clocks))
+            longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), _WINDOWS * clocks))
             # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
             validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
             clocks = clocks if validates else longer
@@ -231,10 +232,12 @@ class Training:
         if math.isnan(self.level):
             self.level = before
 
-    def await_validation(self) -> Steps[None]:
-        """Train until the job next validates by itself, or for a window, where it is not known when that will be."""
+    def toward_validation(self) -> Steps[None]:
+        """Train until the job next validates by itself, for some windows at the most, or for one, where it is not known when
+        that will be."""
         if self._check_clocks:
-            yield from self.run(self._check_clocks - self.pushes % self._check_clocks)
+            left = self._check_clocks - self.pushes % self._check_clocks
+            yield from self.run(min(left, _WINDOWS * self._least_clocks()))
         else:
             yield from self.window()
 
