@@ -213,7 +213,8 @@ def test_the_test_of_a_new_tuner_passes_and_its_entry_point_is_found(here: Path)
     installed = {p.value for p in importlib.metadata.entry_points(group="pytest11")}
     plugin = [] if "harness.pytest_plugin" in installed else ["-p", "harness.pytest_plugin"]
     environment = {k: v for k, v in os.environ.items() if k != "PYTEST_XDIST_WORKER"} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin]
+    # To rewrite assertions so that they show values takes as long as the test.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--assert", "plain", *plugin]
     made = subprocess.run(  # noqa: S603
         command, cwd=here / "project", capture_output=True, text=True, env=environment, check=False, timeout=110
     )
