@@ -119,13 +119,14 @@ class Holding:
         """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
         self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
+            if self._has_arrived():
+                yield from self._hold_the_target()
+                continue
             yield from self.window()
             if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
                 if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
                     self.ruining = min(self.ruining, self._heat.of(self.held))
-            elif self._has_arrived():
-                yield from self._hold_the_target()
             elif over_fitted(self._losses, self._course, self._training.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
@@ -205,6 +206,9 @@ class Holding:
             if training.cluster_changed:
                 yield from self._place()
                 self._follow()
+        if training.diverged:
+            yield from self._step_back()
+            return
         yield from training.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
         self._begin_anew(settling=self._settling)
 
