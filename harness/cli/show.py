@@ -82,9 +82,9 @@ def _list_tuners() -> dict[str, str]:
 
 
 def _list_scenarios() -> dict[str, str]:
-    from harness.scenario import embedded, load
+    from harness.scenario import summaries
 
-    return {name: load(name).summary for name in embedded()}
+    return summaries()
 
 
 def _list_families() -> dict[str, str]:

@@ -8,9 +8,21 @@ from typing import Any
 from harness.scenario.building import scenario as _built
 from harness.scenario.description import Scenario
 from harness.scenario.from_tables import own_model, workload_of
-from harness.scenario.scenario import embedded, job, load, matching, parse, show, system
+from harness.scenario.scenario import embedded, job, load, matching, parse, show, summaries, system
 
-__all__ = ["Scenario", "embedded", "job", "load", "matching", "own_model", "parse", "show", "system", "workload_of"]
+__all__ = [
+    "Scenario",
+    "embedded",
+    "job",
+    "load",
+    "matching",
+    "own_model",
+    "parse",
+    "show",
+    "summaries",
+    "system",
+    "workload_of",
+]
 
 
 class _CallablePackage(ModuleType):

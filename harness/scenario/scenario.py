@@ -58,7 +58,7 @@ from tuners.near_names import near_names
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec
 
-__all__ = ["embedded", "job", "load", "matching", "parse", "show", "system"]
+__all__ = ["embedded", "job", "load", "matching", "parse", "show", "summaries", "system"]
 
 _ELSEWHERE = {"drawn": "harness.families.drawn:text"}
 """What makes scenarios with such a prefix: "module:function" of the text after the colon, which returns name and file."""
@@ -72,6 +72,13 @@ def embedded() -> tuple[str, ...]:
     """The names of the scenarios that come with the harness, the default first."""
     found = [f.name.removesuffix(".toml") for f in (files("harness") / "scenarios").iterdir() if f.name.endswith(".toml")]
     return tuple(sorted(found, key=lambda name: (name != "digits", name)))
+
+
+def summaries() -> dict[str, str]:
+    """What the embedded scenarios are, by name, as their files say: nothing that they name, as recorded runs, is read."""
+    folder = files("harness") / "scenarios"
+    told = {name: tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))["summary"] for name in embedded()}
+    return {name: " ".join(summary.split()) for name, summary in told.items()}
 
 
 def matching(name: str) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 
 from harness import __version__
 from harness.cli.main import main
+from harness.scenario import load
 from tests.support import arena
 from tests.support.marks import slow
 from traces import schema, store
@@ -163,6 +164,18 @@ def test_lists_have_a_line_for_each(what: str, names: list[str], capsys: pytest.
     assert all(len(summary) > 5 for summary in found.values())
 
 
+def test_the_list_of_scenarios_says_what_each_says_of_itself_without_reading_recorded_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took four seconds, most of them for the runs of four scenarios."""
+    summary = load("digits-svm").summary
+    monkeypatch.setattr("harness.scenario.scenario.parse", None)
+    assert main(["list", "scenarios"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert summary in said
+    assert "recorded-trimtuner-cnn" in said
+
+
 def test_list_alone_names_the_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -288,7 +301,7 @@ def test_an_interruption_is_no_traceback(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for where in ("harness.drive.play", "harness.scenario.load", "harness.comparison.results.assemble"):
+    for where in ("harness.scenario.load", "harness.scenario.summaries", "harness.comparison.results.assemble"):
         monkeypatch.setattr(where, interrupt)
     (here / "results" / "runs").mkdir(parents=True)
     assert main(command) == 130
