@@ -156,7 +156,8 @@ def _told_apart(runs: list[tuple[Recorded, Mapping[str, Scalar]]]) -> list[Recor
     for run, more in runs:
         known = {**more, **dict(run.setting.options)}
         options = tuple((name, known.get(name, _NOT_TOLD)) for name in sorted(names))
-        told.append(replace(run, setting=replace(run.setting, options=options)))
+        same = options == run.setting.options  # as in most tables; a new setting checks all of its values
+        told.append(run if same else replace(run, setting=replace(run.setting, options=options)))
     return told
 
 

@@ -52,7 +52,7 @@ def mean_ratios(found: Arenas, name: str) -> Drawing:
         axes.set_xlabel(f"time{f' over that of {found.base}' if found.base else ', s'}, geometric mean over arenas")
         caption = (
             f"Geometric mean over {len(found.arenas)} arenas of the time{_relative_to(found)}, with its 95 % interval "
-            f"{method(found)[0]}. Blue: the leader and those that are not told apart from it; grey: told apart; "
+            f"{method(found).intervals}. Blue: the leader and those that are not told apart from it; grey: told apart; "
             f"orange: {REFERENCE}. Beside it: the probability of being first in an arena."
         )
         return drawn(figure, name, caption, found.rows)

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -43,7 +43,19 @@ from reports.verdicts.summary import ORACLE, REFERENCE, log_minimised, same_runs
 from traces.schema import KEYS
 from traces.store import Results
 
-__all__ = ["ARENAS", "Arenas", "answer", "arenas_of", "by_family", "families", "family_of", "method", "profile", "sentences"]
+__all__ = [
+    "ARENAS",
+    "Arenas",
+    "Method",
+    "answer",
+    "arenas_of",
+    "by_family",
+    "families",
+    "family_of",
+    "method",
+    "profile",
+    "sentences",
+]
 
 _Floats = NDArray[np.float64]
 
@@ -135,18 +147,19 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     if not arenas:
         raise ValueError(f"Cannot compare over arenas: there is no run of {', '.join(scenarios) or 'any scenario'}.")
     base = next((b for b in (ORACLE, REFERENCE) if all(b in by_arena[a]["tuner"] for a in arenas)), "")
-    idle = {a: {t for t, one in same_runs(by_arena[a]).items() if one == REFERENCE} for a in arenas}
+    same = {a: same_runs(by_arena[a]) for a in arenas}
+    idle = {a: {t for t, one in same[a].items() if one == REFERENCE} for a in arenas}
     everybody = [t for t in sorted(scores["tuner"].unique()) if t != ORACLE]
     applies = {t: [a for a in arenas if t in by_arena[a]["tuner"] and t not in idle[a]] for t in everybody}
-    tuners = _distinct([t for t in everybody if applies[t]], applies, by_arena)
+    tuners = _distinct([t for t in everybody if applies[t]], applies, same)
     seconds = {a: _masked(log_minimised(by_arena[a], tuners), tuners, idle[a]) for a in arenas}
     bases = {a: log_minimised(by_arena[a], [base]) if base else np.zeros((len(seconds[a]), 1)) for a in arenas}
     runs = _stacked([seconds[a] - bases[a] for a in arenas])
     log_ratio = mean_of_present(runs, axis=1)
     most = max(len(applies[t]) for t in tuners) if tuners else 0
-    able = [t for t in tuners if len(applies[t]) >= _LEADS_FROM * most and _able(scores, t)]
+    able = [t for t in tuners if _able(scores, t)]
     drawn = _are_draws(arenas)
-    found = _compared(tuners, runs, drawn, able, [t for t in tuners if _able(scores, t)])
+    found = _compared(tuners, runs, drawn, [t for t in able if len(applies[t]) >= _LEADS_FROM * most], able)
     # By the means that the table shows. `found` has them in the order of means over arenas that all possible leaders share.
     own = [_interval(runs[:, :, i], drawn) for i in range(len(tuners))]
     order = sorted(range(len(tuners)), key=lambda i: (own[i].estimate, tuners[i]))
@@ -184,9 +197,8 @@ def by_family(results: Results, scenarios: Sequence[str]) -> list[Arenas]:
     return [arenas_of(results, members, family) for family, members in families(scenarios).items()]
 
 
-def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[str, pl.DataFrame]) -> list[str]:
-    """`tuners` without those whose runs are another's in every arena."""
-    same = {a: same_runs(runs) for a, runs in by_arena.items()}
+def _distinct(tuners: list[str], applies: dict[str, list[str]], same: dict[str, dict[str, str]]) -> list[str]:
+    """`tuners` without those whose runs are another's in every arena; `same` has the `same_runs` of each."""
 
     def double(tuner: str) -> bool:
         stands = {same[a].get(tuner, "") for a in applies[tuner]}
@@ -198,8 +210,9 @@ def _distinct(tuners: list[str], applies: dict[str, list[str]], by_arena: dict[s
 def _compared(tuners: list[str], runs: _Floats, drawn: bool, wide: list[str], able: list[str]) -> PairedComparison:
     """`tuners` compared by `runs` [arenas, seeds, tuners]; `wide` are those that may lead, `able` all that do not fail.
 
-    Where a tuner does not apply, it leaves the job as `fixed` does. So where one is told to be better than the leader, and
-    is better over all arenas with the times of `fixed` elsewhere, the tuner that is best so over all leads instead.
+    Where a tuner does not apply, it leaves the job as `fixed` does, so that it has the times of `fixed` there. If a tuner is
+    told to be better than the leader of `wide`, and has a lower mean over all arenas, the tuner of the lowest such mean
+    leads instead.
     """
     test = over_draws if drawn else over_arenas
     found = compare(tuners, runs, test, reference=REFERENCE, may_lead=wide)
@@ -374,34 +387,39 @@ def answer(found: Arenas) -> Answer:
     if narrow := [f"{t} ({counts[t]})" for t in others if t not in wide]:
         after += f" Not told apart where they apply, which is in fewer arenas: {few(narrow)}."
     if strangers:
-        after += f" In no arena that it applies to: {few(strangers)}."
+        after += f" Not compared with it, as they share no arena with it: {few(strangers)}."
     if ahead:
         after += f" Better where they apply: {', '.join(ahead)}."
     return Answer(before, leader, after)
 
 
-def method(found: Arenas) -> tuple[str, str]:
+class Method(NamedTuple):
+    """How the figures of `Arenas` were found, in words."""
+
+    intervals: str
+    test: str
+
+
+def method(found: Arenas) -> Method:
     """What the intervals are by, and which test decides."""
-    arenas, seeds = "a paired t test over arenas", "a t test of the mean over arenas, by how it varies within them,"
-    few_arenas = arenas if found.drawn or found.seeds < 2 else seeds
-    if len(found.arenas) >= ARENAS_FOR_RANKS:
-        ranks = "Wilcoxon's signed-rank test over arenas"
-        if found.rows["arenas"].min() < ARENAS_FOR_RANKS:  # type: ignore[operator]
-            ranks += f" (where both apply to fewer than {ARENAS_FOR_RANKS}, {few_arenas.rstrip(',')})"
-        return "by bootstrap over arenas", ranks
-    if few_arenas == arenas:
-        return "by bootstrap over arenas", arenas
-    return "over the seeds of these arenas", seeds
+    blocks = found.drawn or found.seeds < 2  # `statistics.over_draws`; else `over_arenas`
+    test = "a paired t test over arenas" if blocks else "a t test of the mean over arenas with the variance within them"
+    if len(found.arenas) < ARENAS_FOR_RANKS:
+        return Method("by bootstrap over arenas" if blocks else "over the seeds of these arenas", test)
+    ranks = "Wilcoxon's signed-rank test over arenas"
+    if found.rows["arenas"].min() < ARENAS_FOR_RANKS:  # type: ignore[operator]
+        ranks += f" (where both apply to fewer than {ARENAS_FOR_RANKS}, {test})"
+    return Method("by bootstrap over arenas", ranks)
 
 
 def sentences(found: Arenas) -> list[str]:
     """How the first line was found, and which tuners are left out."""
     words = WORDS[found.minimise]
-    over, test = method(found)
+    intervals, test = method(found)
     said = [
         f"Each arena counts once, by the mean over its seeds. {words.what.capitalize()}s are {_relative_to(found)}; means "
-        f"are of logarithms, with 95 % intervals {over}. Two tuners differ where {test} says so at 5 %, corrected by Holm "
-        f"over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
+        f"are of logarithms, with 95 % intervals {intervals}. Two tuners differ where {test} says so at 5 %, corrected "
+        f"by Holm over all pairs of tuners (half of the 5 % is for pairs with {REFERENCE})."
     ]
     if not found.comparison.pairs:
         said.append("So few arenas and seeds show no difference: with three seeds and more, or three arenas, they may.")

@@ -261,10 +261,11 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     timed = _with_batch_size(timed, recording)
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
-    found = {}
+    found, named = {}, _machines_of_workers(recording)
     for (run,), one in timed.group_by("run", maintain_order=True):
         workers = one.partition_by("worker", maintain_order=True)
-        names = _machines_of_workers(recording, str(run), len(workers))
+        names = named.get(str(run), ())
+        names = names if len(names) == len(workers) else ("",) * len(workers)
         found[str(run)] = tuple(
             _WorkerTimes(int(w["worker"][0]), w["compute_seconds"].to_numpy(), name)
             for w, name in zip(workers, names, strict=True)
@@ -272,12 +273,12 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     return found
 
 
-def _machines_of_workers(recording: ReplayedTrace, run: str, workers: int) -> Sequence[str]:
-    """The machines of a run's workers in the order of their numbers, if all its settings name the same ones; else ""."""
-    rows = _replayed_rows(recording, "settings", "run", "setting").filter(run=run)
-    named = {setting_from(text).workers if text else () for text in rows["setting"]}
-    found = named.pop() if len(named) == 1 else ()
-    return found if len(found) == workers else [""] * workers
+def _machines_of_workers(recording: ReplayedTrace) -> dict[str, tuple[str, ...]]:
+    """By run, the machines of its workers in the order of their numbers, where all settings of the run name the same."""
+    named: dict[str, set[tuple[str, ...]]] = {}
+    for run, text in _replayed_rows(recording, "settings", "run", "setting").unique().iter_rows():
+        named.setdefault(str(run), set()).add(setting_from(text).workers if text else ())
+    return {run: next(iter(found)) for run, found in named.items() if len(found) == 1}
 
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:

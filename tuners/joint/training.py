@@ -48,6 +48,7 @@ _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
 _RECOVERY = 3  # windows in which a model that was trained too hot is as good as before, or is given up
+_EVALUATIONS = 3  # further ones, after a push of each worker, where a loss of machines has prevented the first
 _PATIENCE = 8  # mini-batches per worker in which the system may end what it is doing to the branch
 _PACE = 1.5  # factor between seconds per push that noise does not explain in two windows
 _LEAST_SAMPLES = 128  # in a window: from fewer, a rate cannot be judged
@@ -222,7 +223,7 @@ class Training:
             self._take_validated(window.evaluations)
         if math.isnan(self.level):
             yield from self.evaluate()
-        for _ in range(_RECOVERY):
+        for _ in range(_EVALUATIONS):
             if not math.isnan(self.level) or not window.events:
                 break
             # While the system makes up for a loss, no model can be evaluated. To take it for the one before may lose it.

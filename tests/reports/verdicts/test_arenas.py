@@ -317,7 +317,9 @@ def test_a_tuner_that_shares_no_arena_with_the_leader_is_not_said_to_be_close_to
     results = played({"fixed": 100, "wide": lambda i: (60, 90, 400)[i]} | rare, OWN[:3], seeds=5)
     said = answer(arenas_of(_with_leavers(results, OWN[2], often=0.2), OWN[:3]))
     assert said.tuner == "often"
-    assert said.after.endswith(" All others are told apart from it. In no arena that it applies to: rare.")
+    assert said.after.endswith(
+        " All others are told apart from it. Not compared with it, as they share no arena with it: rare."
+    )
 
 
 def test_a_tuner_that_is_better_where_it_applies_does_not_lead_one_that_gains_more_elsewhere():
