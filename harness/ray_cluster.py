@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
 
-__all__ = ["check_names", "cores", "joined", "own_breakpoint", "protected"]
+__all__ = ["check_names", "cores", "joined", "own_breakpoint", "protected", "quiet_services"]
 
 _ANSWER_SECONDS = 5.0
 
@@ -29,6 +31,7 @@ def joined(address: str) -> Iterator[None]:
     """Join the cluster at `address`. Raises ValueError if there is none, if it refuses us, or if it has no CPUs."""
     check_names()
     _check_listening(address)
+    _check_token(address)
     try:
         with own_breakpoint():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
@@ -70,6 +73,23 @@ def own_breakpoint() -> Iterator[None]:
             os.environ["PYTHONBREAKPOINT"] = before
 
 
+@contextmanager
+def quiet_services() -> Iterator[None]:
+    """No thread of this process prints what Ray's services say, if this process joins Ray meanwhile.
+
+    A live job tells of its losses itself. Ray would write a stack trace into the job's table where a machine is lost, and
+    warns of every job with many processes."""
+    own = getattr(ray._private.worker, "listen_error_messages", None)  # other versions of Ray may not have it
+    if own is None:
+        yield
+        return
+    ray._private.worker.listen_error_messages = lambda *_: None
+    try:
+        yield
+    finally:
+        ray._private.worker.listen_error_messages = own
+
+
 def protected() -> bool:
     """Whether this process, and all that Ray starts for it, talk to Ray with a token or through TLS. A cluster without both
     obeys whoever reaches it."""
@@ -87,7 +107,7 @@ def cores() -> int:
 
 def _check_listening(address: str) -> None:
     """Raise ValueError unless a gRPC server listens at `address`. Without this check, Ray itself would try for minutes."""
-    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    place = _place(address)
     if place in {"auto", "local"}:
         return
     host, _, port = place.removeprefix("ray://").rpartition(":")
@@ -110,6 +130,37 @@ def _check_listening(address: str) -> None:
         f"Cannot join a Ray cluster at {place}: {answer}. Start one with `ray start --head`, or name another address"
         f"{_of_environment(place)}."
     )
+
+
+def _check_token(address: str) -> None:
+    """Raise ValueError if the cluster at `address` has another token than this process. Ray itself would try for 20 s, and
+    then not say why; where this process has none, it ends in a traceback."""
+    place = _place(address)
+    copy = "Copy the cluster's token from ~/.ray/auth_token of its head to the same file here."
+    with_token = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    if place != "local" and with_token and not _has_token():
+        raise ValueError(f"Cannot join the Ray cluster at {place}: this command finds no token. {copy}")
+    if place in {"auto", "local"} or place.startswith("ray://"):
+        return
+    try:
+        GcsClient(address=place)
+    except AuthenticationError:
+        why = "its token is another one" if with_token else "it asks for a token. Set RAY_AUTH_MODE=token for this command"
+        raise ValueError(f"Cannot join the Ray cluster at {place}: {why}. {copy}") from None
+    except Exception:  # noqa: S110 - Ray tries again, and says what it is
+        pass
+
+
+def _has_token() -> bool:
+    try:
+        return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
+    except AuthenticationError:  # RAY_AUTH_TOKEN_PATH names no such file
+        return False
+
+
+def _place(address: str) -> str:
+    """The address that is meant by `address`."""
+    return os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
 
 
 def _of_environment(place: str) -> str:

@@ -32,6 +32,7 @@ from harness.live.deploy.history import History
 from harness.live.deploy.progress_view import watched
 from harness.live.driver.checkpoints import checkpoint_file
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
+from harness.live.driver.control import REPAIR_SECONDS
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.driver.view.status import setting_words
@@ -369,6 +370,8 @@ def _drive(
         except KeyboardInterrupt:
             stopped = True
     step("Saving a checkpoint.")
+    if away := live.waits_for:
+        step(f"The job has lost {', '.join(away)}, and repairs this before: it waits {REPAIR_SECONDS:g} s at most.")
     saved = True
     try:
         live.checkpoint()

@@ -111,6 +111,12 @@ class LiveSystem:
         with self._control.news:
             return self._view.job_status(self._control.losses.away)
 
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """Lost nodes, while the repair of a loss is in progress; a checkpoint waits for its end."""
+        with self._control.news:
+            return tuple(sorted(self._control.losses.away)) if self._control.procedure is not None else ()
+
     def perform(self, action: Action[T]) -> T:
         """Carry out `action`. Raises Rejected, and changes nothing, where it cannot be done; RuntimeError where the job is
         broken for good."""

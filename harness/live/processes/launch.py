@@ -32,7 +32,7 @@ from harness.live.processes.private_cluster import private_cluster
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
-from harness.ray_cluster import joined, protected
+from harness.ray_cluster import joined, protected, quiet_services
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
@@ -56,7 +56,7 @@ def cluster(address: str | None, *, insecure: bool = False, processes: int = 0) 
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as left:
-        with _own_sigterm():
+        with _own_sigterm(), quiet_services():
             left.enter_context(joined(address) if address else private_cluster(processes))
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in ray_nodes() if node["Alive"]]
@@ -151,7 +151,8 @@ class JobProcesses:
         machines = {place.host for _, place in placement.places}
         self._links = links
         self._answer_seconds, self._silent_seconds = join_seconds, silent_seconds
-        self._protects, self._emulates = len(machines) > 1 and not insecure, emulates
+        self._several = len(machines) > 1
+        self._protects, self._emulates = self._several and not insecure, emulates
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
         self._coordinator_actor: Any = None
@@ -224,12 +225,14 @@ class JobProcesses:
     def lost(self) -> Mapping[str, str]:
         """Processes that have died or hung since the last call, with the reason. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
-        found = self._lost | {self._runs[run]: _reason(run) for run in ended}
+        found = self._lost | {self._runs[run]: f"{_reason(run)}{self._where(self._runs[run])}" for run in ended}
         self._lost = {}
         for name, generation in self._silent().items():
             # An older generation of the name may be silent because it was replaced.
             if name in self._actors and name not in found and generation == self._generations[name]:
-                found[name] = f"nothing was heard of it for {self._silent_seconds:g} s: it hangs, or is cut off"
+                found[name] = (
+                    f"nothing was heard of it for {self._silent_seconds:g} s: it hangs, or is cut off{self._where(name)}"
+                )
         if found:
             self.stop(found)
         return found
@@ -271,7 +274,12 @@ class JobProcesses:
     def _note_gone(self) -> None:
         """Processes whose node has lost its room are lost: Ray would let one that has not begun yet wait for ever."""
         gone = self._rooms.take_gone()
-        self._lost |= {name: "the place of its node is gone" for name in self._actors if node_of(name) in gone}
+        lost = [name for name in self._actors if node_of(name) in gone]
+        self._lost |= {name: f"its machine has left the Ray cluster{self._where(name)}" for name in lost}
+
+    def _where(self, name: str) -> str:
+        """The machine that a process runs on, or ran on last, in brackets; nothing where all are on one."""
+        return f" (on {self._rooms.host(node_of(name))})" if self._several and name != EVALUATOR else ""
 
     def move_node(self, node: str) -> bool:
         """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""

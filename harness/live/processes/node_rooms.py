@@ -47,6 +47,8 @@ class NodeRooms:
         self._placement = placement
         self._groups: dict[str, Any] = {}
         self._machines: dict[str, str] = {}  # of each node that has room now
+        self._hosts = {name: place.host for name, place in placement.places}  # the latest of each node
+        self._noted: dict[str, str] = {}  # those of which `_hosts` has the address
         self._looked_seconds = -math.inf
         self._slow_machines: set[str] = set()  # that a node has left because of its link
         self._give_up_seconds: dict[str, float] = {}  # by node: when to accept room on any machine
@@ -84,6 +86,10 @@ class NodeRooms:
         if time.monotonic() - self._looked_seconds > _LOOK_SECONDS:
             self._look()
         return self._machines
+
+    def host(self, node: str) -> str:
+        """The address of the machine that a node has, or had last."""
+        return self._hosts[node]
 
     def take_gone(self) -> set[str]:
         """Nodes that have lost their room since the last call. Others were requested for them."""
@@ -124,6 +130,7 @@ class NodeRooms:
         found = {name: table.get(group.id.hex(), {}) for name, group in self._groups.items()}
         self._machines = {n: entry["bundles_to_node_id"][0] for n, entry in found.items() if entry.get("state") == "CREATED"}
         counts = Counter(self._machines.values())
+        self._note_hosts()
         for name, entry in found.items():
             gone = entry.get("state") in {"RESCHEDULING", "REMOVED"}
             if gone or (name not in self._machines and now > self._give_up_seconds.get(name, math.inf)):
@@ -131,6 +138,13 @@ class NodeRooms:
                 counts.update([spare.identity] if spare else [])
                 self._gone.add(name)
                 self._place(name, spare)
+
+    def _note_hosts(self) -> None:
+        if self._machines == self._noted:
+            return
+        self._noted = self._machines
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray_nodes()}
+        self._hosts |= {name: addresses[machine] for name, machine in self._machines.items() if machine in addresses}
 
     def _place(self, node: str, spare: ClusterNode | None) -> None:
         """Give up a node's room, and request other room: on `spare`, or on any machine."""

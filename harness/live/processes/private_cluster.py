@@ -86,15 +86,11 @@ def _ray_in(folder: Path) -> Iterator[None]:
 @contextmanager
 def _few_services() -> Iterator[None]:
     """Start Ray without its autoscaler, its log monitor and the server of its dashboard, for which it has no option. Nobody
-    asks them here, and each is a Python process that imports Ray while the job's processes do.
-
-    Neither does a thread of this process print what Ray's services say: the job tells of its losses itself, and Ray warns of
-    every job with many processes, because it counts the cores that it was given."""
+    asks them here, and each is a Python process that imports Ray while the job's processes do."""
     instead: dict[tuple[Any, str], Callable[..., None]] = {
         (Node, "start_monitor"): lambda _: None,
         (Node, "start_log_monitor"): lambda _: None,
         (Node, "start_api_server"): lambda node, **_: setattr(node, "_webui_url", ""),
-        (ray._private.worker, "listen_error_messages"): lambda *_: None,
     }
     before = {at: getattr(*at) for at in instead if hasattr(*at)}  # other versions of Ray may have others
     for (of, name), other in instead.items():

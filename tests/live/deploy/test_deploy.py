@@ -32,10 +32,12 @@ from harness.comparison.results import hold_one_job
 from harness.drive import play
 from harness.live.deploy import deployment, job_folder
 from harness.live.deploy.deployment import Deployment, LiveOptions, deploy, described, how_to_go_on
+from harness.live.driver import control
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
+from harness.live.protocol.messages import server
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import load, system
@@ -555,6 +557,28 @@ def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monke
     assert said[1] == "It could not be saved: The job is broken: the coordinator is gone."
     assert said[2].endswith(words)
     assert (status == "error") == fails
+
+
+def test_a_last_checkpoint_that_waits_for_lost_nodes_says_so_at_once(here, monkeypatch):
+    (here / "small.toml").write_text(SMALL.replace("value = 1.2", "value = 1e-6"))
+    wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "job")
+    wanted.out.mkdir()
+    spec, kept, said = Spec.of(wanted.scenario, 0), job_folder.KeptExchanges(wanted.out), []
+    log, processes = job_folder.ExchangeLog(kept, wanted.out), PretendProcesses(spec.job)
+
+    def tuner(job):
+        yield from Run(clocks=5)
+        processes.join_seconds = 1e9
+        processes.kill(*map(server, job.start.servers))
+        while not live.waits_for:
+            yield from Run(seconds=0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "REPAIR_SECONDS", 0.1)
+    with LiveSystem(spec, processes) as live:
+        deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), said.append)
+    assert said[:2] == ["Saving a checkpoint.", "The job has lost n2, n3, and repairs this before: it waits 30 s at most."]
+    assert said[2].startswith("It could not be saved: The job still waits for")
 
 
 def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):

@@ -9,6 +9,7 @@ import pytest
 
 from harness.live.driver.checkpoints import job_saver
 from harness.live.driver.checkpoints.driver_state import driver_state
+from harness.live.driver.repairs import job_repairs
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.driver.view import recent_pushes
@@ -124,6 +125,42 @@ def test_a_machine_that_dies_without_processes_cannot_be_used_until_it_is_back()
         until(live, lambda: idle(live))
         assert live.perform(Reconfigure(SPEC.job.start)).done
         assert "n1 is gone | n1 is back" in history(live)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"n1"}, "n1 has no machine, and training goes on without it: run `ray start`"),
+        ({"n1", "n2", "n3"}, "n1, n2, n3 have no machine, and training waits for one: run `ray start`"),
+    ],
+    ids=["enough are left", "too few are left"],
+)
+def test_nodes_without_a_machine_are_named_with_the_way_out(monkeypatch, nodes, words):
+    monkeypatch.setattr(job_repairs, "MACHINE_SECONDS", 0.2)
+    pretend = PretendProcesses(SPEC.job)
+    with LiveSystem(SPEC, pretend) as live:
+        pretend.nodes -= nodes
+        pretend.kill(*(name for name in ("worker/n1", *SERVERS) if node_of(name) in nodes))
+        until(live, lambda: "no machine" in history(live))
+        assert words in history(live)
+        live.perform(Run(seconds=0.5))
+        assert history(live).count("no machine") == 1
+        pretend.nodes |= nodes
+        until(live, lambda: idle(live))
+        assert live.perform(Run(clocks=10)).clocks >= 10
+
+
+def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monkeypatch):
+    pretend = PretendProcesses(SPEC.job)
+    with LiveSystem(SPEC, pretend) as live:
+        pretend.nodes -= {"n1"}
+        pretend.kill("worker/n1")
+        live.perform(Run(seconds=0.3))
+        pretend.nodes |= {"n1"}
+        until(live, lambda: idle(live))
+        monkeypatch.setattr(job_repairs, "MACHINE_SECONDS", 0.0)
+        live.perform(Run(seconds=0.3))
+        assert "no machine" not in history(live)
 
 
 def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():

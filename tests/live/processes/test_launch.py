@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 
-from harness.live.processes import launch
+from harness.live.processes import launch, node_rooms
+from harness.live.processes.client import RemoteCoordinator
+from harness.live.processes.node_rooms import NodeRooms
 from harness.live.processes.placement import ClusterNode, place_nodes
 from harness.live.transport.ray_calls import RayTransport
 from tests.live.support.ones import ONES, Ones
@@ -57,7 +60,9 @@ def test_workers_of_nodes_with_a_gpu_get_one_each():
 PRETENDED = """
 import json, sys
 import ray
-from harness.live.processes import launch
+from harness.live.processes import launch, node_rooms
+from harness.live.processes.client import RemoteCoordinator
+from harness.live.processes.node_rooms import NodeRooms
 from harness.live.processes.names import peers
 from tests.live.support.ones import ONES, Ones
 
@@ -91,7 +96,9 @@ def test_each_worker_sees_a_device_of_its_own():
 MEMORY = """
 import os
 import ray
-from harness.live.processes import launch
+from harness.live.processes import launch, node_rooms
+from harness.live.processes.client import RemoteCoordinator
+from harness.live.processes.node_rooms import NodeRooms
 
 def chosen():
     return [os.environ.get(name) for name in ("PYTHONMALLOC", "GLIBC_TUNABLES")]
@@ -112,6 +119,40 @@ def test_processes_have_large_pages_and_what_the_user_has_chosen_stays():
     )
     assert made.returncode == 0, made.stderr
     assert made.stdout.split()[-2:] == ["pymalloc", "glibc.malloc.hugetlb=1"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeypatch, tmp_path, count):
+    """An operator of several machines has to know at which one to look."""
+    offers = [ClusterNode(str(i), f"10.0.0.{i}", 2) for i in range(count)]
+    placement = place_nodes(nodes(2), offers)
+    options = {"insecure": True, "emulates": False, "links": None, "join_seconds": 1.0, "silent_seconds": 3.0}
+    processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
+    monkeypatch.setattr(processes, "ask", lambda name, *given, **_: {"worker/n1": 0} if name == "silent" else None)
+    processes.coordinator = RemoteCoordinator(processes.ask)
+    processes._actors = dict.fromkeys(("worker/n0", "worker/n1", "evaluator"))
+    monkeypatch.setattr(processes._rooms, "take_gone", lambda: {"n0"})
+    processes._note_gone()
+    where = {name: f" (on {hosts(placement)[name[-2:]]})" if count > 1 else "" for name in ("worker/n0", "worker/n1")}
+    assert processes.lost() == {
+        "worker/n0": f"its machine has left the Ray cluster{where['worker/n0']}",
+        "worker/n1": f"nothing was heard of it for 3 s: it hangs, or is cut off{where['worker/n1']}",
+    }
+
+
+def test_a_node_s_machine_is_the_latest_one(monkeypatch):
+    rooms = NodeRooms(place_nodes(nodes(1), [ClusterNode("1", "a", 1)]))
+    group = SimpleNamespace(id=b"1")
+    monkeypatch.setattr(rooms, "_groups", {"n0": group})
+    monkeypatch.setattr(node_rooms, "ray_nodes", lambda: [{"NodeID": "2", "NodeManagerAddress": "b", "Alive": True}])
+    table = {group.id.hex(): {"state": "CREATED", "bundles_to_node_id": {0: "2"}}}
+    monkeypatch.setattr(node_rooms, "placement_group_table", lambda: table)
+    assert rooms.host("n0") == "a"
+    assert rooms.machines == {"n0": "2"}
+    assert rooms.host("n0") == "b"
+    table[group.id.hex()] = {"state": "PENDING", "bundles_to_node_id": {}}
+    rooms._look()
+    assert (rooms.machines, rooms.host("n0")) == ({}, "b")
 
 
 CHOSEN = """

@@ -12,7 +12,6 @@ import pytest
 import ray
 
 from harness.live.processes import launch
-from harness.live.processes import private_cluster as ray_here
 from harness.live.processes.actors import Endpoint, ProcessSpec
 from harness.live.protocol.blocks import Layout
 from harness.ray_cluster import protected
@@ -74,10 +73,23 @@ def private_cluster(**settings):
     assert process.returncode == 0
 
 
-def test_services_of_a_private_cluster_do_not_talk_to_the_user():
-    own = ray._private.worker.listen_error_messages
-    with ray_here._few_services():
-        assert ray._private.worker.listen_error_messages is not own
+@pytest.mark.parametrize("address", [None, "h:1"], ids=["private", "joined"])
+def test_services_of_a_job_s_cluster_do_not_talk_to_the_user(monkeypatch, address):
+    """For each machine that is lost, Ray prints a stack trace of twenty lines."""
+    own, seen = ray._private.worker.listen_error_messages, []
+
+    @contextmanager
+    def begin(_):
+        seen.append(ray._private.worker.listen_error_messages)
+        raise ValueError("seen")
+        yield
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(launch, "joined", begin)
+    monkeypatch.setattr(launch, "private_cluster", begin)
+    with pytest.raises(ValueError, match="seen"), launch.cluster(address):
+        pass
+    assert seen != [own]
     assert ray._private.worker.listen_error_messages is own
 
 

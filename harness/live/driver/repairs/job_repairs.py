@@ -22,10 +22,13 @@ from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.protocol.messages import worker
 from harness.live.worker.spec import Spec
 
-__all__ = ["COPY_SECONDS", "JobRepairs"]
+__all__ = ["COPY_SECONDS", "MACHINE_SECONDS", "JobRepairs"]
 
 COPY_SECONDS = 10.0
 """Longest wait for a node with a slow link to copy the blocks that only it has."""
+
+MACHINE_SECONDS = 5.0
+"""How long a node is without a machine before that is said: one that is free is found sooner."""
 
 _LOSSES_SECONDS = 0.1
 
@@ -54,6 +57,8 @@ class JobRepairs:
         self._taken: set[str] = set()  # nodes that the scenario has just taken away
         if emulated is not None:
             self.losses.leaving = emulated.leaving
+        self._without_machine: dict[str, float] = {}  # nodes, and since when
+        self._told_without: frozenset[str] = frozenset()  # those of them of which the screen says so
         self._asked_seconds = 0.0  # when losses were last asked for
         self._repeating = False  # processes repeat what may be lost, because no push has come for too long
         self._given_up: dict[str, str] = {}  # processes that were stopped because training waited for them, and why
@@ -102,10 +107,26 @@ class JobRepairs:
         self.losses.start_missing()
         for node in self.losses.take_back():
             self._view.log_event(f"{node} {'is back' if node in self.losses.lost else 'has joined'}")
+        self._tell_without_machine()
         # With no running branch, a switch to another one is in progress, which gives it its processes itself.
         if self.losses.any_returned and idle and self._view.running is not None:
             return self.losses.restore(self._view.branches, self._view.running)
         return None
+
+    def _tell_without_machine(self) -> None:
+        """Say which nodes have no machine, and what helps. Those that a scenario takes away get one when it says so."""
+        if self._emulated is not None:
+            return
+        now, without = self._runtime.now, self.losses.without_machine
+        self._without_machine = {node: self._without_machine.get(node, now) for node in without}
+        told = frozenset(n for n, since in self._without_machine.items() if now > since + MACHINE_SECONDS)
+        if told - self._told_without:
+            names, several = ", ".join(sorted(told)), len(told) > 1
+            waits = self.losses.lacks_nodes(self._view.branches[self._view.number].setting)
+            goes_on = "waits for one" if waits else f"goes on without {'them' if several else 'it'}"
+            what = f"{names} {'have' if several else 'has'} no machine, and training {goes_on}"
+            self._view.log_event(f"{what}: run `ray start` on one, or free a CPU")
+        self._told_without = told
 
     def repair(self) -> Procedure:
         """Continue on the surviving nodes; restore the last checkpoint if all copies of a block are lost."""

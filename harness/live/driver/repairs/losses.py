@@ -46,6 +46,15 @@ class Losses:
         return frozenset(self._nodes) - self.away
 
     @property
+    def without_machine(self) -> frozenset[str]:
+        """Nodes that have no machine now."""
+        return frozenset(self._nodes) - self._runtime.processes.nodes
+
+    def lacks_nodes(self, setting: Setting) -> bool:
+        """Whether too few nodes are left to train under `setting`."""
+        return self._reduced(setting) is None
+
+    @property
     def available(self) -> frozenset[str]:
         """Nodes that a new setting may use, as far as the tuner was told."""
         return frozenset(self._nodes) - self.absent - self.leaving
@@ -140,7 +149,7 @@ class Losses:
         also such that join later. Raises ModelLost if servers have died with all copies of a block, and TooFewNodes where
         that is so."""
         runtime = self._runtime
-        while self._reduced(branches[number].setting) is None:
+        while self.lacks_nodes(branches[number].setting):
             if not runtime.processes.expects_nodes:
                 left = ", ".join(sorted(self.present)) or "none"
                 raise TooFewNodes(f"Too few nodes are left to continue on ({left}), and no other will join.")
