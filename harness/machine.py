@@ -1,19 +1,29 @@
-"""This machine: what it is, in words, beside times that were measured on it, and what our processes take of it."""
+"""This machine: what it is, in words, beside times that were measured on it, what is installed on it, and what our processes
+take of it."""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import platform
+import re
 import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["collect_garbage_rarely", "cores", "described", "single_threaded"]
+from harness.version import HARNESS_VERSION
+
+__all__ = ["code_of", "collect_garbage_rarely", "cores", "described", "other_version", "single_threaded", "versions"]
 
 _LIBRARIES = ("jax", "numpy")
+
+_CODE = "code of ps-harness"
+_PACKAGES = ("harness", "simulators", "traces", "tuners")  # those that run on other machines, too
+_KINDS = (".py", ".toml")
 
 
 def cores() -> int:
@@ -67,3 +77,35 @@ def collect_garbage_rarely() -> None:
     of the CPU time of `harness play` (measured). An object that is in no circle is freed at once, as ever.
     """
     gc.set_threshold(50_000, 5, 5)
+
+
+def versions() -> dict[str, str]:
+    """Versions on which results may depend: ours and those of our dependencies; and the code, because two checkouts may have
+    the same version."""
+    try:
+        needed = [r for r in metadata.requires("ps-harness") or () if "extra ==" not in r]
+    except metadata.PackageNotFoundError:
+        needed = []
+    names = sorted(re.match(r"[\w.-]+", r).group() for r in needed)  # type: ignore[union-attr]
+    root = Path(__file__).parents[1]
+    return (
+        {"harness": HARNESS_VERSION}
+        | {n: metadata.version(n) for n in names}
+        | {_CODE: code_of(root / n for n in _PACKAGES)}
+    )
+
+
+def code_of(folders: Iterable[Path]) -> str:
+    """A digest of the code in packages, and of the tables beside it."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in _KINDS):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(folder.parent)} {len(content)}\0".encode() + content)
+    return digest.hexdigest()[:8]
+
+
+def other_version(expected: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first difference from the `versions` of another machine: what, which is here, which is there."""
+    found = ((name, ours, expected[name]) for name, ours in versions().items() if ours != expected.get(name, ours))
+    return next(found, None)

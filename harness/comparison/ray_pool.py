@@ -8,7 +8,6 @@ a reason. A run whose node is lost is repeated on another node, and becomes such
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +24,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from harness.comparison.pool import Died, WorkerProcess
 from harness.comparison.run_process import Done, Progress, Task
+from harness.machine import other_version, versions
 from harness.ray_cluster import cores
-from harness.version import HARNESS_VERSION
 from traces import store
 
-__all__ = ["NodeLost", "NodeWorker", "lost_for_good", "versions", "work"]
+__all__ = ["NodeLost", "NodeWorker", "lost_for_good", "work"]
 
 _LOSSES = 3
 """A run that loses its node so often is not repeated again: the run itself may be the cause."""
@@ -109,16 +107,6 @@ def _await_cores() -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def versions() -> dict[str, str]:
-    """Versions on which results may depend: ours and those of our dependencies."""
-    try:
-        needed = [r for r in requires("ps-harness") or () if "extra ==" not in r]
-    except PackageNotFoundError:
-        needed = []
-    names = sorted(re.match(r"[\w.-]+", r).group() for r in needed)  # type: ignore[union-attr]
-    return {"harness": HARNESS_VERSION} | {n: version(n) for n in names}
-
-
 # ---------------------------------------------------------------------------------------------------- in this process
 
 
@@ -192,12 +180,12 @@ class NodeWorker:
     def start(self, expected: dict[str, str]) -> None:
         """Start the process. Raises ValueError if the node has other versions, RuntimeError if the start fails."""
         where = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        for name, ours in versions().items():
-            if ours != expected.get(name, ours):
-                raise ValueError(
-                    f"Cannot use node {where} of the Ray cluster: it has {name} {ours}, and this is {expected[name]}. "
-                    "Install the same there, or results would differ."
-                )
+        if other := other_version(expected):
+            name, ours, theirs = other
+            raise ValueError(
+                f"Cannot use node {where} of the Ray cluster: it has {name} {ours}, and this is {theirs}. "
+                "Install the same there, or results would differ."
+            )
         self._process = WorkerProcess()
         self._started = True
 

@@ -9,8 +9,8 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -83,6 +83,7 @@ class ProcessSpec:
     slot: int = 0  # index of its node among the nodes on the same machine
     threads: int = 0
     emulates: bool = False  # mini-batches take as long as the scenario says
+    versions: Mapping[str, str] = field(default_factory=dict)  # that its machine must have, too
 
     def run(self, inbox: Inbox, over: threading.Event) -> None:
         """Run that process until `over` is set."""
@@ -91,6 +92,12 @@ class ProcessSpec:
 
         if self.protects and not protected():
             raise RuntimeError("Ray has neither a token nor TLS on this machine: start it with RAY_AUTH_MODE=token.")
+        if self.versions:
+            from harness.machine import other_version
+
+            if other := other_version(self.versions):
+                name, here, there = other
+                raise RuntimeError(f"This machine has {name} {here}, and the driver's has {there}: install the same on all")
         os.umask(0o077)
         # Cores are limited before JAX is imported: it makes as many threads as it finds cores.
         cores = Cores(self.slot)

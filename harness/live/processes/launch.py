@@ -32,6 +32,7 @@ from harness.live.processes.private_cluster import private_cluster
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
+from harness.machine import versions
 from harness.ray_cluster import joined, protected, quiet_services
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
@@ -152,6 +153,7 @@ class JobProcesses:
         self._links = links
         self._answer_seconds, self._silent_seconds = join_seconds, silent_seconds
         self._several = len(machines) > 1
+        self._versions = versions() if self._several else {}
         self._protects, self._emulates = self._several and not insecure, emulates
         self._job = secrets.token_hex(4)
         self._folder = folder  # of the coordinator's journal
@@ -334,6 +336,7 @@ class JobProcesses:
             slot=self._rooms.slot(node_of(name)),
             threads=0 if serves else self._spec.job.start.intra_threads,
             emulates=self._emulates,
+            versions=self._versions,
         )
 
     def _accelerates(self, name: str) -> bool:
@@ -351,6 +354,10 @@ def _reason(run: Any) -> str:
         ray.get(run)
     except exceptions.RayTaskError as error:
         return f"it failed: {' '.join(str(error.cause or error).split())[:300]}"
+    except exceptions.ActorDiedError as error:
+        if getattr(error, "actor_init_failed", False):  # the last line has what happened, after tracebacks
+            return f"it could not begin: {str(error).strip().splitlines()[-1]}"
+        return f"its process died ({type(error).__name__})"
     except exceptions.RayError as error:
         return f"its process died ({type(error).__name__})"
     return "it ended"

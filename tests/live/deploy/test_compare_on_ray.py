@@ -17,6 +17,7 @@ from harness import ray_cluster
 from harness.comparison import ray_pool
 from harness.comparison.compare import Event, Finished, Planned, Underway
 from harness.comparison.run_process import Task
+from harness.machine import versions
 from tests.harness.comparison.test_compare import run, without_host
 from tests.live.support.clusters import Cluster
 from tests.support import arena
@@ -102,7 +103,7 @@ def test_a_node_with_other_versions_is_refused(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
     worker = ray_pool.NodeWorker([], str(tmp_path))
     with pytest.raises(ValueError, match=r"Cannot use node .*: it has jax [\d.]+, and this is 0\.0\.1\. Install the same"):
-        worker.start({**ray_pool.versions(), "jax": "0.0.1"})
+        worker.start({**versions(), "jax": "0.0.1"})
 
 
 def test_a_run_that_loses_every_node_becomes_a_row(tmp_path: Path) -> None:

@@ -163,6 +163,30 @@ def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monke
         assert "no machine" not in history(live)
 
 
+def test_a_process_that_cannot_start_is_given_up_and_tried_again_on_the_next_machine_of_its_node():
+    pretend = PretendProcesses(SPEC.job)
+    starts, start = [], pretend.start
+
+    def starting(names):
+        starts.extend(names)
+        start([n for n in names if n != "worker/n1"])
+        pretend.gone |= {n: "it failed" for n in names if n == "worker/n1"}
+
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        pretend.start = starting
+        pretend.kill("worker/n1")
+        until(live, lambda: "worker/n1 is not started again" in history(live))
+        live.perform(Run(seconds=0.5))
+        assert (starts.count("worker/n1"), history(live).count("not started again")) == (6, 1)
+        pretend.nodes -= {"n1"}
+        live.perform(Run(seconds=0.3))
+        pretend.start = start
+        pretend.nodes |= {"n1"}
+        until(live, lambda: idle(live))
+        assert live.perform(Run(clocks=10)).setting == live.job.start
+
+
 def test_a_branch_forked_while_a_node_is_away_gets_it_when_it_is_back():
     pretend, start = PretendProcesses(SPEC.job), SPEC.job.start
     with LiveSystem(SPEC, pretend) as live:

@@ -140,6 +140,18 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
     }
 
 
+def test_why_a_process_could_not_begin_is_told(monkeypatch):
+    """Ray's text has tracebacks, and ends with what happened: a machine lacks the package, or a library."""
+    text = "\n  File x\n\nModuleNotFoundError: No module named 'harness.live'\n"
+    cause = ray.exceptions.RayTaskError("__init__", text, ImportError("x"), actor_repr="a", actor_id="1")
+
+    def ended(_):
+        raise ray.exceptions.ActorDiedError(cause)
+
+    monkeypatch.setattr(launch.ray, "get", ended)
+    assert launch._reason(None) == "it could not begin: ModuleNotFoundError: No module named 'harness.live'"
+
+
 def test_a_node_s_machine_is_the_latest_one(monkeypatch):
     rooms = NodeRooms(place_nodes(nodes(1), [ClusterNode("1", "a", 1)]))
     group = SimpleNamespace(id=b"1")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -14,6 +15,7 @@ import ray
 from harness.live.processes import launch
 from harness.live.processes.actors import Endpoint, ProcessSpec
 from harness.live.protocol.blocks import Layout
+from harness.machine import versions
 from harness.ray_cluster import protected
 from tests.live.support.clusters import alone
 
@@ -49,6 +51,14 @@ def test_a_process_does_not_start_on_a_machine_without_either(monkeypatch):
     process = ProcessSpec("server/n0", 1, "c", Endpoint("zmq", "a"), False, True, Layout(8, 4), "sgd", "each")
     with pytest.raises(RuntimeError, match="Ray has neither a token nor TLS on this machine"):
         process.run(SimpleQueue(), threading.Event())
+
+
+def test_a_process_does_not_start_on_a_machine_with_another_version_or_other_code():
+    process = ProcessSpec("server/n0", 1, "c", Endpoint("zmq", "a"), False, False, Layout(8, 4), "sgd", "each")
+    other = replace(process, versions={**versions(), "code of ps-harness": "12345678"})
+    words = r"This machine has code of ps-harness [\da-f]{8}, and the driver's has 12345678: install the same"
+    with pytest.raises(RuntimeError, match=words):
+        other.run(SimpleQueue(), threading.Event())
 
 
 PRIVATE = """

@@ -99,6 +99,8 @@ class JobRepairs:
         self.losses.record(lost, self._taken)
         for name, why in lost.items():
             self._view.log_event(f"{name} is lost: {why}")
+        for name in self.losses.given_up(lost):
+            self._view.log_event(f"{name} is not started again: it was lost each time before it had joined")
 
     def returned(self, *, idle: bool) -> Procedure | None:
         """Start what is missing. Returns how branches get the nodes back that have returned."""

@@ -15,7 +15,7 @@ from tuners.actions import NodeEvent, Setting
 __all__ = ["Losses", "TooFewNodes"]
 
 _SEARCH_SECONDS = 0.5  # from one look for nodes that are back, and for missing processes, to the next
-_TRIES = 6  # consecutive starts of a process that does not join
+_TRIES = 6  # consecutive starts, on one machine, of a process that does not join
 
 
 class TooFewNodes(RuntimeError):
@@ -122,9 +122,15 @@ class Losses:
             self.excluded = {node for node in self.excluded if not self._runtime.processes.move_node(node)}
         startable = self._startable
         for name, tries in self._missing.items():
+            if name != EVALUATOR and node_of(name) in self.without_machine:
+                self._missing[name] = 0  # it may start on the next machine
             able = name == EVALUATOR or node_of(name) in startable
             if able and tries < _TRIES and self._runtime.start([name]):
                 self._missing[name] = tries + 1
+
+    def given_up(self, names: Collection[str]) -> tuple[str, ...]:
+        """Those of these processes, which were lost just now, that are not started again on their machine."""
+        return tuple(name for name in names if self._missing.get(name, 0) >= _TRIES)
 
     @property
     def _startable(self) -> frozenset[str]:
