@@ -37,7 +37,7 @@ _MORE = """\
 The tuner is the one that --tuner names, or the winner of a comparison (--from): of the tuners
 that reached the target in some run and failed in none, the one of least mean time there.
 Without --address (or RAY_ADDRESS in the environment), Ray starts on this machine, for this
-job only. Ctrl-C or SIGTERM stops the job and leaves a checkpoint; --resume continues from it.
+job only. Ctrl-C, SIGTERM or the end of the terminal stops the job and leaves a checkpoint; --resume continues from it.
 With --beside, a table compares the run with the same run in simulation.
 
   harness deploy --live live-digits
@@ -278,24 +278,30 @@ def _contest_of(options: argparse.Namespace) -> LiveContest:
 
 @contextmanager
 def _stoppable() -> Iterator[_Stop]:
-    """SIGTERM is Ctrl-C until the context ends."""
+    """SIGTERM is Ctrl-C until the context ends, and so is SIGHUP, by which a terminal that closes ends what runs there. One
+    that is ignored (`nohup`) stays so."""
     stop = _Stop()
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Stop:
-    """What SIGTERM does: the same as Ctrl-C, once, with another exit status."""
+    """What such a signal does: the first one stops the job. A later one does nothing: it would end the last checkpoint, and a
+    terminal may close after Ctrl-C. But Ctrl-C always counts."""
 
     def __init__(self) -> None:
-        self.status = 130
+        self.status, self._stopped = 130, False
 
     def __call__(self, number: int, _: object) -> None:
-        if self.status == 130:
+        stopped, self._stopped = self._stopped, True
+        if not stopped:
             self.status = 128 + number
+        if not stopped or number == signal.SIGINT:
             raise KeyboardInterrupt
 
 

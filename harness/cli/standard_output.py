@@ -1,11 +1,12 @@
-"""Standard output that is closed, that nobody reads any more (`harness ... | head`), or that cannot show a character, is no
-error.
+"""Standard output that is closed, that nobody reads any more (`harness ... | head`, a terminal that has gone), or that
+cannot show a character, is no error.
 
 A command whose result is in files goes on; one that only prints ends.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 __all__ = ["LastingOutput", "Unread", "end_quietly", "lasting", "replace_closed", "tell_once"]
+
+
+_GONE = (errno.EPIPE, errno.EIO)  # of a pipe without a reader, and of a terminal that has gone
 
 
 class Unread(Exception):
@@ -35,18 +39,20 @@ class LastingOutput(io.TextIOWrapper):
         """Write `text`, or nothing."""
         try:
             return super().write(text)
-        except BrokenPipeError:
-            self._stop()
+        except OSError as error:
+            self._stop(error)
             return len(text)
 
     def flush(self) -> None:
         """Write what waits, or nothing."""
         try:
             super().flush()
-        except BrokenPipeError:
-            self._stop()
+        except OSError as error:
+            self._stop(error)
 
-    def _stop(self) -> None:
+    def _stop(self, error: OSError) -> None:
+        if error.errno not in _GONE:
+            raise error
         # What still waits in the buffer goes there, too, or it would fail again at the end of the process.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())

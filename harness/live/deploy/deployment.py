@@ -184,13 +184,15 @@ def _played(
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the context ends. A job with a half of its results could neither be reported nor
-    resumed."""
+    """Let Ctrl-C, SIGTERM and SIGHUP wait until the context ends. A job with a half of its results could neither be reported
+    nor resumed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in heard}
     try:
         yield
     finally:

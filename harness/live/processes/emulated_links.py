@@ -99,7 +99,7 @@ def _namespace(kept: ExitStack) -> int:
 
     It has signals blocked that a terminal, `timeout` or Slurm send to all processes: the last checkpoint needs the links.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         process = kept.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))  # noqa: S607
     finally:

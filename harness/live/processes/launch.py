@@ -57,7 +57,7 @@ def cluster(address: str | None, *, insecure: bool = False, processes: int = 0) 
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     with ExitStack() as left:
-        with _own_sigterm(), quiet_services():
+        with _own_signals(), quiet_services():
             left.enter_context(joined(address) if address else private_cluster(processes))
         home = ray.get_runtime_context().get_node_id()
         found = [node for node in ray_nodes() if node["Alive"]]
@@ -67,14 +67,14 @@ def cluster(address: str | None, *, insecure: bool = False, processes: int = 0) 
 
 
 @contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keep SIGTERM to this process while Ray starts, so that it can make a last checkpoint.
+def _own_signals() -> Iterator[None]:
+    """Keep SIGTERM and SIGHUP to this process while Ray starts, so that it can make a last checkpoint.
 
-    `timeout`, systemd and Slurm send it to all processes of a group, and Ray's would end at once. Those that start here have
-    it blocked, as their children have. One that is sent to us meanwhile waits.
+    `timeout`, systemd, Slurm and a terminal that closes send them to all processes of a group, and Ray's would end at once.
+    Those that start here have them blocked, as their children have. One that is sent to us meanwhile waits.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
     try:
         yield
         # Ray has put its own in place, which ends this process at once.

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 
 import pytest
 
@@ -24,3 +25,15 @@ def test_characters_that_the_encoding_lacks_are_written_as_escapes(encoding, err
     output.write(os.fsdecode(b"caf\xe9") + " ü …")
     output.flush()
     assert bare.getvalue() == written
+
+
+def test_a_terminal_that_has_gone_ends_no_command():
+    """What is written then would raise an error: a job that says what it does would not save its last checkpoint."""
+    there, here = pty.openpty()
+    output, gone = LastingOutput(io.TextIOWrapper(os.fdopen(here, "wb"), line_buffering=True)), []
+    output.when_unread = lambda: gone.append(1)
+    os.close(there)
+    output.write("a line\n")
+    output.write("another\n")
+    assert gone == [1]
+    output.close()

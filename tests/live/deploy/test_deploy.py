@@ -26,6 +26,7 @@ from msgspec.structs import fields
 from rich.console import Console
 
 import harness
+from harness.cli.deploy import _stoppable
 from harness.cli.main import main
 from harness.comparison import run_process
 from harness.comparison.results import hold_one_job
@@ -369,6 +370,14 @@ def test_a_job_that_failed_before_its_first_checkpoint_is_not_sent_from_one_refu
     )
 
 
+@pytest.mark.parametrize("more", [(), ("--resume",)])
+def test_the_folder_of_one_job_is_no_folder_of_a_contest(here, capsys, more):
+    """`--resume` was named as the way out, and was refused for another reason."""
+    begun(here / "out")
+    said = refused(capsys, "--live", "small.toml", "--tuners", "fixed,asp", "--out", "out", *more)
+    assert "Cannot write results to out: it is the folder of a deployed job. Name another with --out." in said
+
+
 def test_a_dry_run_refuses_the_folder_that_the_job_would_be_refused(here, capsys):
     begun(here / "out")
     assert "it is there already" in refused(capsys, "small.toml", "--out", "out")
@@ -505,6 +514,56 @@ def test_an_interrupt_waits_until_the_results_are_written(here):
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_ends_commands_stops_a_job_as_ctrl_c_does(number, status):
+    """Where a connection breaks, the terminal closes: the job had no last checkpoint."""
+
+    def other(*_):
+        raise AssertionError("the signal is not heard")
+
+    before = signal.signal(number, other)
+    try:
+        with pytest.raises(KeyboardInterrupt), _stoppable() as stop:
+            signal.raise_signal(number)
+        assert stop.status == status
+        assert signal.getsignal(number) is other
+    finally:
+        signal.signal(number, before)
+
+
+def test_only_ctrl_c_interrupts_the_last_checkpoint():
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with _stoppable() as stop:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert stop.status == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_job_goes_on_where_nohup_ignores_the_end_of_the_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _stoppable() as stop, deployment._uninterrupted():
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.status == 130  # nothing has stopped it
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_starts_with_ray_ends_on_no_signal_that_a_group_of_processes_gets():
+    with launch._own_signals():
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= {signal.SIGTERM, signal.SIGHUP}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM, signal.SIGHUP}
 
 
 @pytest.mark.parametrize("began", [False, True])
@@ -714,7 +773,7 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 
 @pytest.mark.live
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
@@ -722,8 +781,8 @@ def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, 
     counted = clocks_of(job.said)
     while clocks_of(job.said) < counted + 100:  # and five windows have ended since
         job.read("clocks (")
-    if number == signal.SIGINT:
-        os.killpg(job.process.pid, number)  # as a terminal does it
+    if number != signal.SIGTERM:
+        os.killpg(job.process.pid, number)  # as a terminal does it, also when it closes
     else:
         job.process.send_signal(number)  # as an operator or a batch system does it
     assert job.ended() == status, job.said

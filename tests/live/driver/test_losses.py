@@ -130,8 +130,8 @@ def test_a_machine_that_dies_without_processes_cannot_be_used_until_it_is_back()
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ({"n1"}, "n1 has no machine, and training goes on without it: run `ray start`"),
-        ({"n1", "n2", "n3"}, "n1, n2, n3 have no machine, and training waits for one: run `ray start`"),
+        ({"n1"}, "n1 has no machine: run `ray start` on one, or free a CPU; training goes on without it"),
+        ({"n1", "n2", "n3"}, "n1, n2, n3 have no machine: run `ray start` on one, or free a CPU; training waits for one"),
     ],
     ids=["enough are left", "too few are left"],
 )

@@ -126,8 +126,9 @@ class JobRepairs:
             names, several = ", ".join(sorted(told)), len(told) > 1
             waits = self.losses.lacks_nodes(self._view.branches[self._view.number].setting)
             goes_on = "waits for one" if waits else f"goes on without {'them' if several else 'it'}"
-            what = f"{names} {'have' if several else 'has'} no machine, and training {goes_on}"
-            self._view.log_event(f"{what}: run `ray start` on one, or free a CPU")
+            # The way out comes early: a narrow terminal shows the first 60 letters.
+            way = "run `ray start` on one, or free a CPU"
+            self._view.log_event(f"{names} {'have' if several else 'has'} no machine: {way}; training {goes_on}")
         self._told_without = told
 
     def repair(self) -> Procedure:
