@@ -186,6 +186,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of `folder`. Raises ValueError where it is no results folder, or one of another version."""
     path = folder / "manifest.json"
     if is_job(folder) and not path.is_file():
+        if not (folder / "checkpoint.safetensors").is_file():
+            raise ValueError(
+                f"Cannot read results from {folder}: its job stopped before it had a checkpoint. `harness deploy --live`, "
+                "without --resume, starts it again there."
+            )
         raise ValueError(
             f"Cannot read results from {folder}: its job has not ended. `harness deploy --live` with --resume goes on with "
             f"it, and `harness trace show {folder / 'trace'}` shows what is recorded."

@@ -291,8 +291,8 @@ def _stoppable() -> Iterator[_Stop]:
 
 
 class _Stop:
-    """What such a signal does: the first one stops the job. A later one does nothing: it would end the last checkpoint, and a
-    terminal may close after Ctrl-C. But Ctrl-C always counts."""
+    """What such a signal does: the first one stops the job. A later one does nothing: it would end the last checkpoint, and
+    a terminal may close after Ctrl-C. But Ctrl-C always counts."""
 
     def __init__(self) -> None:
         self.status, self._stopped = 130, False

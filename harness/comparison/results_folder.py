@@ -26,7 +26,6 @@ __all__ = ["check_folder", "claimed", "clean", "is_made", "move_into_place", "wi
 
 _CPU = "cpu"
 _MAY_GROW = {"scenarios", "tuners", "oracles", "seeds", "seeds_of", "draws"}  # entries of a manifest, on resume
-_JOB = "deploy.json"  # which only the folder of a deployed job has
 _OWN = ("own_tuners", "own_files")  # entries with digests, which are compared one by one
 _UNLESS_GIVEN: dict[str, Any] = {"draws": {}}  # of entries that a manifest may leave out
 
@@ -35,7 +34,7 @@ def check_folder(out: Path, *, resume: bool) -> bool:
     """Whether `out` has no results yet. Raises ValueError where it is a file, or has some and is not to be resumed."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"Cannot write results to {out}: it is a file. Name a folder with --out.")
-    if (out / _JOB).exists():
+    if store.is_job(out):
         raise ValueError(f"Cannot write results to {out}: it is the folder of a deployed job. Name another with --out.")
     # A comparison that was killed before it wrote its manifest has run nothing yet: its folder counts as new.
     fresh = not out.is_dir() or {p.name for p in out.iterdir()} <= {"scenarios"}

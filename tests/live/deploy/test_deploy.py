@@ -394,6 +394,9 @@ def test_the_folder_of_a_job_that_has_not_ended_has_no_results_and_is_no_trace(h
     ):
         assert main(command) == 2
         assert said in capsys.readouterr().err
+    (here / "out" / job_folder.CHECKPOINT).unlink()
+    assert main(["report", "out"]) == 2  # it was sent to --resume, which refuses it
+    assert "stopped before it had a checkpoint. `harness deploy --live`, without --resume, starts" in capsys.readouterr().err
 
 
 def test_the_folder_of_one_job_has_the_results_and_the_page_of_its_run(here, capsys):

@@ -192,6 +192,7 @@ class JobRepairs:
         if not moved:
             self.losses.excluded.add(node)
             runtime.processes.stop(here)
+            why = f"{why}; its node is left out, for no other machine is free"
         self.record(dict.fromkeys(here, why))
         yield from self.repair()
 
