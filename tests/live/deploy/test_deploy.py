@@ -381,7 +381,7 @@ def test_the_folder_of_one_job_is_no_folder_of_a_contest(here, capsys, more):
 def test_a_dry_run_refuses_the_folder_that_the_job_would_be_refused(here, capsys):
     begun(here / "out")
     assert "it is there already" in refused(capsys, "small.toml", "--out", "out")
-    assert "it is there already" in refused(capsys, "small.toml", "--out", "out", "--tuners", "fixed,asp")
+    assert "it is the folder of a deployed job" in refused(capsys, "small.toml", "--out", "out", "--tuners", "fixed,asp")
     assert "it has no checkpoint of a job" in refused(capsys, "small.toml", "--out", "none", "--resume")
     assert not (here / "none").exists()
 
