@@ -11,13 +11,19 @@ from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.view.job_view import JobView
 from harness.live.processes.names import EVALUATOR, peers
-from harness.live.processes.runtime import Procedure, Runtime, starting_words
+from harness.live.processes.runtime import NOT_UP, Procedure, Runtime, starting_words
 from tuners.actions import Setting
 
-__all__ = ["SAY_SECONDS", "start"]
+__all__ = ["AGAIN_SECONDS", "HINT_SECONDS", "SAY_SECONDS", "start"]
 
 SAY_SECONDS = 3.0
 """From one word on processes that start to the next."""
+
+AGAIN_SECONDS = 10.0
+"""From one word to the next where nothing has changed: a process may be waited for for minutes."""
+
+HINT_SECONDS = 30.0
+"""From here on, a process that Ray has not started yet is probably not only late."""
 
 _LOOK_SECONDS = 0.05
 
@@ -52,7 +58,8 @@ def _first_processes(runtime: Runtime, names: list[str], setting: Setting) -> Pr
 
 def _wait(runtime: Runtime, names: list[str], procedure: Procedure, say: Callable[[str], None]) -> None:
     """Carry out the procedure, and say which processes have not joined yet."""
-    looked_seconds, said = time.monotonic(), (len(names), frozenset[str]())
+    begun_seconds = looked_seconds = said_seconds = time.monotonic()
+    said = len(names), frozenset[str]()
     for _ in procedure:
         for name, why in runtime.processes.lost().items():
             raise RuntimeError(f"Cannot start {name}: {why}")
@@ -62,6 +69,11 @@ def _wait(runtime: Runtime, names: list[str], procedure: Procedure, say: Callabl
         if late and time.monotonic() > looked_seconds + SAY_SECONDS:
             looked_seconds, up = time.monotonic(), runtime.coordinator.starting()
             news = len(late), frozenset(late & up.keys())
-            if news != said:  # each step once
-                said = news
-                say(f"{len(names) - len(late)} of {len(names)} processes are ready; {starting_words(late, up)}")
+            again = news == said
+            if not again or looked_seconds > said_seconds + AGAIN_SECONDS:
+                said, said_seconds = news, looked_seconds
+                far = f"{len(names) - len(late)} of {len(names)} processes are ready"
+                after = f" after {looked_seconds - begun_seconds:.0f} s" if again else ""
+                slow = looked_seconds > begun_seconds + HINT_SECONDS and not late <= up.keys()
+                hint = f".{NOT_UP}" if slow else ""
+                say(f"{far}{after}; {starting_words(late, up)}{hint}")

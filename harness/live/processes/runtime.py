@@ -16,11 +16,11 @@ from harness.live.protocol import messages
 from harness.live.protocol.driver_reports import Poll
 from tuners.actions import Setting
 
-__all__ = ["BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
+__all__ = ["NOT_UP", "BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]
 
 Procedure: TypeAlias = Generator[None, None, None]
 
-_NOT_UP = (
+NOT_UP = (
     " Ray has not started those that are not up: raylet.out among its logs says why. Its ports for workers may be taken "
     "(`ray start --min-worker-port`, --max-worker-port), or the machine has no memory left."
 )
@@ -149,7 +149,7 @@ class Runtime:
                 late, up = awaited - self.latest.members.keys(), self.coordinator.starting()
                 raise RuntimeError(
                     f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s ({starting_words(late, up)}). "
-                    f"Allow more with --join-limit.{'' if late <= up.keys() else _NOT_UP}"
+                    f"Allow more with --join-limit.{'' if late <= up.keys() else NOT_UP}"
                 )
             yield
 

@@ -308,6 +308,21 @@ def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
         LiveSystem(spec, pretend, limits=Limits(join_seconds=0.1))
 
 
+def test_a_process_that_does_not_start_is_told_again_and_again_and_with_what_may_help(spec, monkeypatch):
+    """The screen stood still for five minutes, and only then said what Ray may lack."""
+    for name, seconds in (("SAY_SECONDS", 0.02), ("AGAIN_SECONDS", 0.1), ("HINT_SECONDS", 0.5)):
+        monkeypatch.setattr(starting, name, seconds)
+    said, pretend = [], PretendProcesses(spec.job, join_seconds=9.0)
+    pretend.answers.starting = dict  # Ray has started none of them
+    with pytest.raises(RuntimeError, match="Cannot start"):
+        LiveSystem(spec, pretend, limits=Limits(join_seconds=1.0), say=said.append)
+    assert said.pop(0) == "The coordinator is ready; the other processes are starting."
+    assert len(said) >= 4
+    assert all(re.match(r"0 of 6 processes are ready after [01] s; not up yet: server/", line) for line in said)
+    assert "raylet.out" not in said[0]
+    assert said[-1].endswith("or the machine has no memory left.")
+
+
 def test_a_setting_that_changes_while_branches_are_switched_gets_its_processes(live, pretend, monkeypatch):
     """A node returns, or is lost, just when the processes of the former setting have joined."""
     start = live.job.start
