@@ -90,6 +90,7 @@ class LiveSystem:
         self._control = Control(spec, emulated or processes, policy, begun, keep, installed, limits, say, emulated)
         self._view = self._control.view
         self._settings = SettingChanges(spec, self._control)
+        self._refused = "", ""  # the latest action's reason, and why it was refused; empty where it was not
 
     @property
     def now(self) -> float:
@@ -131,13 +132,18 @@ class LiveSystem:
         handler = handler_of(action, handlers)
         with self._control.news:
             self._control.wait(lambda: True)
-            if reason := getattr(action, "reason", ""):
+            reason = getattr(action, "reason", "")
+            if reason and reason != self._refused[0]:
                 self._view.log_event(f"tuner: {reason}")
             try:
                 answer = handler(action)
-            except Rejected:
+            except Rejected as error:
                 self._view.performed += 1
+                if self._refused != (reason, str(error)):  # a tuner may ask again and again
+                    self._refused = reason, str(error)
+                    self._view.log_event(f"refused: {error}")
                 raise
+            self._refused = "", ""
             self._view.performed += 1
             return answer
 

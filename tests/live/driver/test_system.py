@@ -308,6 +308,21 @@ def test_what_starts_is_shown_while_it_starts(spec, monkeypatch):
         LiveSystem(spec, pretend, limits=Limits(join_seconds=0.1))
 
 
+def test_what_is_refused_is_told_once_however_often_it_is_asked(live):
+    """The screen had the tuner's reason, as if it had been done, as often as it was asked."""
+    wanted = replace(live.job.start, workers=("nobody",))
+    for _ in range(3):
+        with pytest.raises(Rejected):
+            live.perform(Reconfigure(wanted, reason="faster"))
+    live.perform(Run(clocks=1))
+    with pytest.raises(Rejected):
+        live.perform(Reconfigure(wanted))
+    told = [what for _, what in live.job_status().events]
+    assert [what.partition(":")[0] for what in told] == ["tuner", "refused", "refused"]
+    assert told[0] == "tuner: faster"
+    assert "'nobody'" in told[1]
+
+
 def test_a_process_that_does_not_start_is_told_again_and_again_and_with_what_may_help(spec, monkeypatch):
     """The screen stood still for five minutes, and only then said what Ray may lack."""
     for name, seconds in (("SAY_SECONDS", 0.02), ("AGAIN_SECONDS", 0.1), ("HINT_SECONDS", 0.5)):
