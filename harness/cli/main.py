@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import logging
 import os
 import re
 import sys
@@ -90,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         collect_garbage_rarely()
         # As processes that play runs do: the same bytes everywhere, and an accelerator's memory is left to who asks for it.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        # It warns twice, in its own words, where HOME cannot be written, and goes on with a temporary folder.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
         # At its end, Python looks for circles among all objects, which takes half a second once JAX and Ray are imported.
         atexit.register(gc.freeze)
     parser = _parser()

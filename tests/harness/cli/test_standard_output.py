@@ -3,6 +3,8 @@
 import io
 import os
 import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,13 @@ def test_a_terminal_that_has_gone_ends_no_command():
     output.write("another\n")
     assert gone == [1]
     output.close()
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_for_warnings():
+    script = (
+        "import sys; from harness.cli.main import main; sys.argv[1:] = ['list', 'tuners']; main(); import matplotlib.pyplot"
+    )
+    where = {name: value for name, value in os.environ.items() if name not in ("MPLCONFIGDIR", "XDG_CONFIG_HOME")}
+    environment = where | {"HOME": "/dev/null"}
+    made = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+    assert made.stderr == ""
