@@ -87,7 +87,8 @@ class Scored:
 
 def ending(row: Score, seconds: float) -> str:
     """How a run ended, after how many simulated seconds, and what it did: one line."""
-    ended = f"{row.status} after {seconds:.1f} s. {row.reason}".rstrip()
+    reason = row.reason if not row.reason or row.reason.endswith((".", "!", "?")) else f"{row.reason}."
+    ended = f"{row.status} after {seconds:.1f} s. {reason}".rstrip()
     changes = f"{row.reconfigurations} change{'' if row.reconfigurations == 1 else 's'}"
     return f"{ended} {row.clocks} pushes, {changes}, overhead {row.overhead_seconds:.1f} s."
 

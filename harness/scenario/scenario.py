@@ -331,7 +331,9 @@ def show(scenario: Scenario) -> str:
         if any(model := own_model(scenario)):
             said.append(f"its model is yours, of {model[0]}, with {_size(made):,} parameters; its demand is as it is")
         start = start_of(scenario)
-        training = f"batch size {start.batch_size}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
+        # Loads say what each device computes; no worker has the batch size then.
+        batch = f"global batch size {sum(map(sum, start.loads))}" if start.loads else f"batch size {start.batch_size}"
+        training = f"{batch}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
         counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
         machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
         said.append(f"starts with {machines}, {start.policy}, {training}")

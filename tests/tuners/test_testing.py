@@ -1,5 +1,6 @@
 """The conformance suite finds every fault that it checks for."""
 
+import functools
 import itertools
 import random
 import re
@@ -169,6 +170,14 @@ def goes_on_when_closed(job):
             yield Run(clocks=1)
 
 
+def raises_when_closed(job):
+    try:
+        while True:
+            yield from Run(clocks=1)
+    finally:
+        raise KeyError("momentum")
+
+
 @pytest.mark.parametrize(
     ("factory", "complaint"),
     [
@@ -182,6 +191,7 @@ def goes_on_when_closed(job):
         (draws_from_numpys_generator, "draws from a global random generator"),
         (draws_from_pythons_generator, "draws from a global random generator"),
         (goes_on_when_closed, "goes on when it is closed"),
+        (raises_when_closed, "raises KeyError when it is closed: 'momentum'"),
     ],
 )
 def test_each_slip_is_found(factory, complaint):
@@ -212,6 +222,15 @@ def needs_a_rate(job, rate):
 def test_what_would_end_the_test_run_is_a_fault_of_the_tuner(factory, complaint):
     with pytest.raises(AssertionError, match=complaint):
         check_tuner(factory, systems=PLAIN)
+
+
+def test_a_tuner_with_options_is_called_by_its_name_and_these():
+    def picky(job, *, rate, clocks=5):
+        raise KeyError(rate)
+        yield
+
+    with pytest.raises(AssertionError, match=r"^picky\[rate=0\.1\] on 'one knob', as it is: It raises KeyError: 0\.1$"):
+        check_tuner(functools.partial(picky, rate=0.1), systems={"one knob": PLAIN["one knob"]})
 
 
 def test_a_fault_shows_only_what_an_action_has_of_its_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from tuners.actions import Action, Install, Job, Rejected, System, Tuner, TunerFactory
@@ -126,8 +127,10 @@ def started(factory: TunerFactory, job: Job) -> Tuner:
 def _close(tuner: Tuner) -> None:
     try:
         tuner.close()
-    except RuntimeError as error:
-        raise AssertionError(f"It goes on when it is closed ({error}): let GeneratorExit pass.") from error
+    except (Exception, SystemExit) as error:
+        if "ignored GeneratorExit" in str(error):
+            raise AssertionError(f"It goes on when it is closed ({error}): let GeneratorExit pass.") from error
+        raise AssertionError(f"It raises {type(error).__name__} when it is closed: {error}") from error
 
 
 def _shown(name: str, value: Any, start: Setting) -> str:
@@ -140,4 +143,7 @@ def _shown(name: str, value: Any, start: Setting) -> str:
 
 def name_of(factory: TunerFactory) -> str:
     """What messages call a factory."""
+    if isinstance(factory, partial):  # its text has an address of memory
+        options = ", ".join([*map(repr, factory.args), *(f"{name}={value!r}" for name, value in factory.keywords.items())])
+        return f"{name_of(factory.func)}[{options}]"
     return getattr(factory, "__name__", None) or repr(factory)

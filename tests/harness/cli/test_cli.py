@@ -214,6 +214,11 @@ def test_one_server_is_not_called_servers(here: Path, capsys: pytest.CaptureFixt
     assert "starts with 4 workers and 1 server, " in capsys.readouterr().out
 
 
+def test_where_loads_divide_a_batch_the_batch_of_all_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "boat-c-speechnet[global_batch_size=8192]"]) == 0
+    assert ", bsp, global batch size 8192, " in capsys.readouterr().out
+
+
 def test_what_show_prints_is_a_scenario(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "digits"]) == 0
     shown = capsys.readouterr().out

@@ -104,6 +104,7 @@ def test_a_tuner_that_fails_is_status_1_with_its_traceback(here: Path, capsys: p
     said = capsys.readouterr()
     assert 'line 12, in broken\n    raise RuntimeError("no luck")' in said.err
     assert "error after " in said.out
+    assert " no luck (played.py, line 12). " in said.out
 
 
 def test_of_a_tuner_that_has_returned_only_events_are_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
