@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -332,9 +333,12 @@ _SAME = "its runs are "
 def _absent(results: Results, tuners: list[str], everybody: list[str], applies: dict[str, list[str]]) -> dict[str, str]:
     found = {t: f"{_SAME}those of fixed" for t in everybody if not applies[t]}
     found |= {t: f"{_SAME}another tuner's" for t in everybody if applies[t] and t not in tuners}
-    for tuner, reason in results.not_applicable.select("tuner", "reason").unique(maintain_order=True).iter_rows():
-        if tuner not in everybody:
-            found.setdefault(str(tuner), str(reason).rstrip("."))
+    idle = results.not_applicable.filter(~pl.col("tuner").is_in(everybody))
+    idle = idle.unique(["scenario", "tuner"], maintain_order=True)
+    for (tuner,), mine in idle.group_by(["tuner"], maintain_order=True):
+        (reason, most), *others = Counter(mine["reason"].to_list()).most_common()
+        elsewhere = f"; in {mine.height - most} of {mine.height} arenas another reason" if others else ""
+        found[str(tuner)] = str(reason).rstrip(".") + elsewhere
     return found
 
 

@@ -370,6 +370,20 @@ def test_tuners_with_nothing_to_tune_are_named_with_the_reason():
     assert "Not applicable in any arena: asp (The policy is held)." in sentences(found)
 
 
+def test_a_tuner_that_applies_nowhere_has_the_reason_of_most_arenas():
+    results = played({"fixed": 100, "x": 50})
+    held, same = "The policy is held.", "The job starts with it."
+    rows = [
+        score_row(name, "asp", seed, 1.0, status=NOT_APPLICABLE, reason=same if i < 2 else held)
+        for i, name in enumerate(NAMES)
+        for seed in range(2)
+    ]
+    absent = pl.DataFrame(rows, schema=SCORES)
+    found = arenas_of(Results(results.manifest, results.scores, *_rest(results), absent), NAMES)
+    said = "Not applicable in any arena: asp (The policy is held; in 2 of 12 arenas another reason)."
+    assert said in sentences(found)
+
+
 def test_a_profile_counts_arenas_without_a_reached_target_as_never():
     found = arenas_of(played({"fixed": 100, "x": lambda i: 50 if i < 6 else 1e9}), NAMES)
     tau, share = profile(found)
