@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,8 @@ class Contest:
         which = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
         if not which:
             raise ValueError(f"Cannot run {name} on {scenario} with no seeds: give at least one.")
+        if wrong := [seed for seed in which if not (isinstance(seed, Integral) and seed >= 0)]:
+            raise ValueError(f"Cannot run {name} on {scenario} with seed {wrong[0]!r}: give whole numbers from 0 on.")
         started = time.perf_counter()
         scores = self._play(_runs(name, factory, scenario, which), len(which))
         result = Result(tuple(scores), time.perf_counter() - started)

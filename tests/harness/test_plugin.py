@@ -154,6 +154,8 @@ def test_a_tuner_that_fails_fails_the_test(tmp_path):
         ("best_fixed", "digits", 1, "Cannot play 'best_fixed' alone: it is the best of many runs"),
         ("fixed", "digits", 0, "with no seeds"),
         ("fixed", "digits", [], "with no seeds"),
+        ("fixed", "digits", [0, -1], "with seed -1: give whole numbers"),
+        ("fixed", "digits", [0.5], "with seed 0.5: give whole numbers"),
     ],
 )
 def test_unknown_names_are_refused(tuner, scenario, seeds, reason):
