@@ -216,13 +216,14 @@ def recorded_job(
     budget_seconds: float,
     budget_usd: float = math.inf,
     seed: int = 0,
-    samples: int = 1,
+    samples: int = 0,
     start: Mapping[str, Scalar] = MappingProxyType({}),
 ) -> Job:
     """The job of the recorded `runs`. Its knobs are the values that differ between runs. It starts under the setting of the
     first run that has the values of `start`, by knob.
 
-    `samples` is the size of the training data, for tuners that count epochs. Raises Rejected if no run has these values.
+    `samples` is the size of the training data, for tuners that count epochs; 0: unknown. Raises Rejected if no run has these
+    values.
     """
     matches = [run.setting for run in runs if start.items() <= _values(run.setting).items()]
     if not matches:
@@ -420,7 +421,8 @@ class RecordedSystem:
         branch = branch_of(self._branches, action.branch)
         before = [e for e in branch.run.evaluations if e.seconds <= branch.seconds]
         if not before:
-            raise Rejected(f"Cannot evaluate branch {action.branch}: nothing was recorded before {branch.run.seconds:g} s.")
+            first = next((e.seconds for e in branch.run.evaluations), branch.run.seconds)
+            raise Rejected(f"Cannot evaluate branch {action.branch}: nothing was recorded before {first:g} s of its run.")
         return before[-1]._replace(seconds=self.now)
 
     def _run_of(self, setting: Setting) -> Recorded:

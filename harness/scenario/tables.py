@@ -185,7 +185,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: str = "*"  # and of these, those whose name fits this pattern
     # The start setting, by knob ("option/workers", for example). A missing knob has the value of the first run.
     start: dict[str, Scalar] = {}
-    samples: _Count = 1  # training samples, for tuners that count epochs
+    samples: Annotated[int, msgspec.Meta(ge=0, le=MOST)] = 0  # training samples, for tuners that count epochs; 0: unknown
 
 
 class RecordedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

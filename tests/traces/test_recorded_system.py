@@ -25,7 +25,20 @@ from traces.replay import Recorded, RecordedSystem, recorded_job, recorded_runs
 from traces.schema import setting_text
 from traces.shipped import locate
 from tuners import registry
-from tuners.actions import Action, Evaluate, Fork, Free, Install, Job, Reconfigure, Rejected, Run, Setting, Target
+from tuners.actions import (
+    Action,
+    Evaluate,
+    Evaluation,
+    Fork,
+    Free,
+    Install,
+    Job,
+    Reconfigure,
+    Rejected,
+    Run,
+    Setting,
+    Target,
+)
 from tuners.baselines.best_fixed import fixed_at
 from tuners.policies import asp
 from tuners.settings import Choice
@@ -72,6 +85,17 @@ def test_a_run_takes_its_recorded_time_and_ends_as_recorded(system):
     assert (idle.clocks, idle.seconds, system.now) == (0, 2.0, 20.0)
     more = system.perform(Run(clocks=17))  # after its end, the run takes time but completes no clocks
     assert (more.clocks, more.status, system.now) == (0, "running", 38.0)
+
+
+def test_a_refused_evaluation_says_when_the_first_was_recorded():
+    first, last = Evaluation(5.0, 1, 1.0, 0.4), Evaluation(50.0, 10, 0.5, 0.6)
+    run = Recorded(Setting(workers=("workers",), servers=("servers",)), 50.0, 10, (first, last))
+    system = RecordedSystem(recorded_job("own", [run], target=Target("accuracy", 0.9), budget_seconds=200.0), [run])
+    system.perform(Run(seconds=4.0))
+    with pytest.raises(Rejected, match=r"nothing was recorded before 5 s of its run\."):
+        system.perform(Evaluate())
+    system.perform(Run(seconds=1.0))
+    assert system.perform(Evaluate()).loss == 1.0
 
 
 @given(st.floats(1.0, 1e4), st.floats(0.01, 1e3))

@@ -74,6 +74,13 @@ def test_a_table_is_a_scenario(folder):
     assert show(made).endswith(TEXT)
 
 
+def test_training_samples_that_the_file_does_not_say_are_unknown(folder):
+    """One sample, which was the default, made an epoch of every push."""
+    of = job(load(scenario(folder, TEXT.replace("samples = 1000\n", ""), "unknown")))
+    assert of.samples == 0
+    assert of.epoch_samples == 1000 * of.start.batch_size
+
+
 @pytest.mark.parametrize(
     ("costs", "said"),
     [
