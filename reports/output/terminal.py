@@ -51,7 +51,8 @@ def show(results: Results, console: Console, table: pl.DataFrame | None = None) 
                 console.print(one)
         for oracle, seen in results.oracles.get(name, {}).items():
             if len(names) <= _TABLES:
-                say(console, f"{oracle} is the best of {seen['settings']} fixed settings.", wraps=True)
+                settings = seen["settings"]
+                say(console, f"{oracle} is the best of {settings} fixed setting{'s' * (settings != 1)}.", wraps=True)
     for sentence in missing_runs(results):
         say(console, sentence, wraps=True)
     if len(names) > _TABLES:

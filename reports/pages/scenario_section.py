@@ -311,13 +311,37 @@ def _megabytes(amount: float) -> str:
     return "" if math.isnan(amount) else f"{quantity(amount / 1e6)} MB"
 
 
+_OF_RUN: dict[str, Callable[[float], str]] = {
+    "reconfigurations": count,
+    "overhead_seconds": quantity,
+    "trial_seconds": quantity,
+    "clocks": count,
+    "machine_seconds": quantity,
+    "usd": quantity,
+    "final_loss": quantity,
+    "final_accuracy": quantity,
+    "thinking_seconds": host_seconds,
+    "wall_seconds": host_seconds,
+}
+"""The columns of a run on the page after its time, and how their numbers are written."""
+
+
+def _time_cell(run: dict[str, Any]) -> Cell:
+    """The time of a run to its target: more than its budget where it missed that, none where it failed."""
+    if run["status"] == "error":
+        return _number_cell(None, quantity)
+    seconds = float(run["completion_seconds"])
+    return Cell(quantity(seconds) if run["reached"] else f">\u00a0{quantity(seconds)}", "", seconds)
+
+
+def _number_cell(value: float | None, text: Callable[[float], str]) -> Cell:
+    number = math.nan if value is None else float(value)
+    return Cell(text(number), "", number)
+
+
 def _run_row(run: dict[str, Any], up: str | None, best: str, machines: list[str]) -> _RunRow:
-    spent = ("reconfigurations", "overhead_seconds", "trial_seconds", "clocks", "machine_seconds", "usd")
-    names = (*spent, "final_loss", "final_accuracy")
-    host = ("thinking_seconds", "wall_seconds")
-    values = [run["completion_seconds"], *(run[n] for n in names), *(math.nan if run[n] is None else run[n] for n in host)]
+    cells = [_time_cell(run), *(_number_cell(run[name], text) for name, text in _OF_RUN.items())]
     folder = "" if up is None else quote(up + str(run_folder(Path(), run["scenario"], best or run["tuner"], run["seed"])))
-    cells = [Cell(quantity(float(v)), "", float(v)) for v in values]
     if len(machines) > 1 and run["machine"] in machines:
         cells[-1] = cells[-1]._replace(small=f"machine {machines.index(run['machine']) + 1}")
     return _RunRow(run["seed"], cells, run["status"], run["reason"], folder)

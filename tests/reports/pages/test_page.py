@@ -179,8 +179,27 @@ def test_machines_stand_beside_host_seconds_and_the_oracle_says_what_it_saw():
     assert "machine 1: a machine, 2 cores;" in both
     assert "machine 2: b, 4 cores." in both
     assert both.count("<small>machine 2</small>") == 3
-    assert "those of the best of 47 fixed settings" in both
+    assert "those of the best of 47 fixed settings that" in both
+    seen["digits"]["best_fixed"]["settings"] = 1
+    assert "those of the best of 1 fixed setting that" in page.pages(replace(plain, oracles=seen), {})["report.html"]
     assert 'href="runs/digits/best_fixed%2B0a1b2c3d/0/score.json"' in both
+
+
+def test_of_every_run_the_time_is_a_bound_where_it_missed_its_target_and_none_where_it_failed():
+    results = from_times({"fixed": [200.0, 210.0], "x": [INF, NAN]})
+    short = results.host.with_columns(thinking_seconds=pl.lit(7.5e-5))
+    text = page.pages(replace(results, host=short), {})["report.html"]
+    runs = text.partition('<h2 id="runs">')[2].split("<summary>")
+    cells = {}  # by tuner and seed: time, changes, overhead, trials, pushes, ...
+    for tuner in ("fixed", "x"):
+        mine = next(part for part in runs if part.startswith(f"{tuner}: ")).partition("<tbody>")[2]
+        cells[tuner] = [re.findall(r"<td[^>]*>([^<]*)", row) for row in mine.split("</tr>")[:-1]]
+    assert [row[0] for row in cells["fixed"]] == ["200", "210"]
+    assert [row[0] for row in cells["x"]] == ["&gt;\u00a0600", "-"]
+    changes, pushes, thinking = (cells["fixed"][0][i] for i in (1, 4, 9))
+    assert changes.isdecimal()
+    assert pushes.isdecimal()
+    assert thinking == "&lt; 0.001"
 
 
 def test_one_scenario_is_one_page():
