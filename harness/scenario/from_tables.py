@@ -98,7 +98,8 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
     counts: dict[str, int] = {}
     for group in table.nodes:
         if group.type not in known:
-            near = near_names(group.type, known, shown_by="`harness list profiles`")
+            shown_by = "`harness list profiles`" + (f" or {table.profiles}" if table.profiles else "")
+            near = near_names(group.type, known, shown_by=shown_by)
             raise ValueError(f"nodes: no node type {group.type!r}; {near}")
         if not re.fullmatch(r"[\w.-]*", group.prefix):
             raise ValueError(
@@ -129,12 +130,12 @@ def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
     return msgspec.structs.replace(kind, usd_per_hour=kind.spot_usd_per_hour, spot=True)
 
 
-def check_prices(scenario: Scenario, unpriced: str) -> None:
-    """Raise ValueError where money counts and the price of something, `unpriced`, is not known."""
+def check_prices(origin: Path, scenario: Scenario, unpriced: str) -> None:
+    """Raise ValueError, with file, table and key, where money counts and the price of something, `unpriced`, is unknown."""
     if unpriced and (scenario.target.minimise == "usd" or scenario.budget.usd is not None):
-        key = "minimise" if scenario.target.minimise == "usd" else "usd"
+        key = "[target] minimise" if scenario.target.minimise == "usd" else "[budget] usd"
         advice = "" if scenario.recorded else " Give usd_per_hour to [cluster] nodes, or to the node type."
-        raise ValueError(f"{key}: money cannot be counted, because no price is known of {unpriced}.{advice}")
+        raise ValueError(f"{origin}: {key}: money cannot be counted, because no price is known of {unpriced}.{advice}")
 
 
 def known_workload(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTable:

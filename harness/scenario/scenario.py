@@ -205,7 +205,7 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     )
     names = tuple(n for n, _ in made.cluster.nodes)
     unpriced = ", ".join(dict.fromkeys(kind.name for _, kind in cluster.nodes if kind.usd_per_hour is None))
-    at_table(origin, "target", lambda: check_prices(made, unpriced))
+    check_prices(origin, made, unpriced)
     at_table(origin, "conditions", lambda: check_conditions(made.conditions, names))
     if made.conditions.replay is not None:
         from simulators.cluster import trace_driven  # here, because it imports polars, which most scenarios do not need
@@ -246,7 +246,7 @@ def _parsed(found: RecordedTables, *, name: str, origin: Path, text: str) -> Sce
     recorded = at_table(origin, "recorded", lambda: scenario_recorded.job(made, found.recorded, 0))
     at_table(origin, "target", lambda: scenario_recorded.check_target(made, found.recorded))
     priced = not math.isnan(recorded.prices.highest_usd_per_hour(()))
-    at_table(origin, "target", lambda: check_prices(made, "" if priced else "these recorded runs"))
+    check_prices(origin, made, "" if priced else "these recorded runs")
     return made
 
 
@@ -338,7 +338,8 @@ def show(scenario: Scenario) -> str:
         machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
         said.append(f"starts with {machines}, {start.policy}, {training}")
     known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
-    within = f"target: {scenario.target.metric} {scenario.target.value:g} within {scenario.budget.seconds:g} s"
+    share = " by share" if scenario.target.by_share else ""
+    within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s"
     said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
     if made is not None and "momentum" in families and made.optimizer not in WITH_MOMENTUM:

@@ -127,6 +127,10 @@ def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
     assert made.cluster.nodes[0][1].name == "pi"
     with pytest.raises(ValueError, match=r"my\.toml: \[cluster\] Cannot read node types from .*mine\.toml"):
         parsed(text)
+    with pytest.raises(
+        ValueError, match=r"no node type 'x'; choose one of the \d+ that `harness list profiles` or mine.toml shows\."
+    ):
+        scenario.parse(text.replace('"pi"', '"x"'), name="mine", origin=tmp_path / "scenario.toml")
 
 
 def test_a_draw_changes_the_machines_the_job_and_the_latency_that_were_calibrated(tmp_path: Path) -> None:
@@ -180,6 +184,7 @@ def test_embedded_scenarios_can_be_played_and_shown(name: str) -> None:
     assert seen.space.knobs
     assert made.seeds.count >= 3
     shown = scenario.show(made)
+    assert (" by share within " in shown) == made.target.by_share
     assert scenario.parse(shown, name=name, origin=HERE).cluster == made.cluster
     assert shown.startswith(f"# {name}: ")
     assert max(map(len, shown.splitlines())) <= 125
@@ -208,11 +213,23 @@ def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> 
         ),
         (
             [{"type": "edge-4core", "count": 3}],
-            r"\[target\] usd: money cannot be counted.*known of edge-4core\. Give usd_per_hour",
+            r"\[budget\] usd: money cannot be counted.*known of edge-4core\. Give usd_per_hour",
         ),
     ):
         with pytest.raises(ValueError, match=reason):
             scenario(cluster={"nodes": nodes}, target=target, **plain)
+
+
+def test_where_the_cheapest_run_wins_a_missing_price_is_a_matter_of_the_target() -> None:
+    target = {"metric": "clocks", "value": 9, "minimise": "usd"}
+    with pytest.raises(ValueError, match=r"\[target\] minimise: money cannot be counted"):
+        scenario(
+            cluster={"nodes": [{"type": "edge-4core", "count": 3}]},
+            workload={"name": "digits-logistic"},
+            start={"worker_count": 2},
+            target=target,
+            budget={"seconds": 9},
+        )
 
 
 def test_the_example_of_money_has_a_price_for_every_machine(tmp_path: Path) -> None:
