@@ -428,10 +428,10 @@ def _transfers(
     single = each_nic_counts(cluster, setting, conditions, workload)
     if net and cluster.switch_bytes_per_second:
         raise Rejected("Cannot pass a switch where flows to unlike servers end by themselves: leave independent_flows out.")
-    if cluster.server_threads > 1 and (single or net):
+    if cluster.server_threads > 1 and net:
         raise Rejected(
-            f"Cannot give servers {cluster.server_threads} threads where these are unlike or also work, or nodes have token "
-            "buckets: leave server_threads at 1."
+            f"Cannot give servers {cluster.server_threads} threads where flows to unlike servers end by themselves: leave "
+            "server_threads at 1."
         )
     if single:
         if cluster.discipline == "serial":

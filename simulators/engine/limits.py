@@ -6,7 +6,7 @@ Without JAX, so that a scenario with such a combination is refused when its file
 from __future__ import annotations
 
 from simulators.cluster.cluster import Cluster
-from tuners.actions import Rejected, Space
+from tuners.actions import Rejected, Setting, Space
 from tuners.settings import OF_PULLS
 
 __all__ = ["REVISING", "check_learning", "check_links"]
@@ -15,9 +15,9 @@ REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-def check_links(cluster: Cluster, *, tables: bool) -> None:
-    """Raise Rejected where transfers cannot share the links of a cluster: mini-batches touch rows of embedding `tables`, or
-    what two of its keys ask for excludes each other."""
+def check_links(cluster: Cluster, setting: Setting, *, tables: bool, buckets: bool) -> None:
+    """Raise Rejected where transfers of a `setting` cannot share the links of a cluster: mini-batches touch rows of
+    embedding `tables`, nodes have token `buckets`, or what two of its keys ask for excludes each other."""
     discipline, control_queue = cluster.discipline, cluster.control_queue
     snapshots, independent = cluster.snapshot_clocks > 0, cluster.independent_flows
     if discipline in ("fifo", "serial") and (tables or snapshots):
@@ -35,6 +35,14 @@ def check_links(cluster: Cluster, *, tables: bool) -> None:
         what = "pass a switch" if cluster.switch_bytes_per_second else "give servers threads"
         where = "mini-batches touch rows of embedding tables" if tables else "servers send snapshots"
         raise Rejected(f"Cannot {what} where {where}: leave switch_bytes_per_second at 0, and server_threads at 1.")
+    if cluster.server_threads > 1:
+        for is_so, where in (
+            (buckets, "nodes have token buckets"),
+            (cluster.switch_both_ways, "pulls and pushes share a switch"),
+            (set(setting.workers) & set(setting.servers), "machines work and serve"),
+        ):
+            if is_so:
+                raise Rejected(f"Cannot give servers threads where {where}: leave server_threads at 1.")
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

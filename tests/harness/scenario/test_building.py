@@ -190,6 +190,21 @@ def test_any_scenario_is_refused_in_words_or_shown_as_it_is_read(
         ({"cluster": {"discipline": "fifo", "snapshot_clocks": 20}}, r"\[cluster\] .* send snapshots: use maxmin"),
         ({"cluster": {"control_queue": 1.0}, "workload": {"name": "clicks-fm"}}, r"\[cluster\] .* set control_queue to 0"),
         (
+            {"cluster": {"server_threads": 2, "switch_bytes_per_second": 1e9, "switch_both_ways": True}},
+            r"\[cluster\] .*threads where pulls and pushes share a switch: leave server_threads at 1",
+        ),
+        (
+            {
+                "cluster": {"server_threads": 2},
+                "conditions": {"buckets": [{"nodes": ["n0"], "capacity_bytes": 1e6, "refill_bytes_per_second": 1e3}]},
+            },
+            r"\[cluster\] .*threads where nodes have token buckets: leave server_threads at 1",
+        ),
+        (
+            {"cluster": {"server_threads": 2}, "start": {"servers": ["n0", "n2"]}},
+            r"\[cluster\] .*threads where machines work and serve: leave server_threads at 1",
+        ),
+        (
             {"cluster": {"independent_flows": True}, "workload": {"name": "clicks-fm"}},
             r"\[cluster\] .* leave independent_flows out",
         ),
