@@ -18,15 +18,23 @@ _NOT_OF_AUTHORS = {Path(__file__).parent, Path(__file__).parent / "cli", Path(tu
 
 def described(error: BaseException, *, of_author: bool = True) -> str:
     """Type and message of an error, and the innermost line where it was raised, in one line. The author of the tuner looks
-    for that line in files of one's own, and not in libraries or in the contract; without `of_author`, it may be anywhere."""
+    for that line in files of one's own, and not in libraries or in the contract: of a tuner that is installed, in its own
+    package, which the outermost frame is of. Without `of_author`, it may be anywhere."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if of_author:
-        others = (*_LIBRARIES, "<string>")  # dataclasses write their constructors as strings
-        own = [f for f in frames if not f.filename.startswith(others) and Path(f.filename).parent not in _NOT_OF_AUTHORS]
-        frames = own or frames
+        # Dataclasses write their constructors as strings.
+        others = [f for f in frames if f.filename != "<string>" and Path(f.filename).parent not in _NOT_OF_AUTHORS]
+        own = [f for f in others if not f.filename.startswith(_LIBRARIES)]
+        frames = own or [f for f in others if _package(f.filename) == _package(others[0].filename)] or frames
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     message = short(" ".join(str(error).split()))
     return f"{type(error).__name__}{': ' if message else ''}{message}{where}"
+
+
+def _package(file: str) -> str:
+    """The folder, or the module, below the innermost library folder that `file` is in; of a file in none, itself."""
+    inside = max((library for library in _LIBRARIES if Path(file).is_relative_to(library)), key=len, default="")
+    return Path(file).relative_to(inside).parts[0] if inside else file
 
 
 def trace_of(error: BaseException) -> str:

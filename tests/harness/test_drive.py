@@ -6,10 +6,12 @@ import inspect
 import json
 import re
 import signal
+import sysconfig
 import threading
 import time
 from collections.abc import Generator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,6 +340,18 @@ def test_the_author_is_told_where_it_failed() -> None:
 
 def reckless(job: Job) -> Tuner:
     yield from Run(clocks=1)
+
+
+def test_of_an_installed_tuner_the_line_is_in_its_own_package_and_not_in_a_library() -> None:
+    installed = Path(sysconfig.get_path("purelib"))
+    reads = compile(
+        "def read(text):\n    import json\n    return json.loads(text)\n", str(installed / "mine" / "read.py"), "exec"
+    )
+    tunes = compile("def tuner(job):\n    yield read('{')\n", str(installed / "mine" / "tuner.py"), "exec")
+    names: dict[str, Any] = {}
+    exec(reads, names)  # noqa: S102
+    exec(tunes, names)  # noqa: S102
+    assert play(names["tuner"], toy()).outcome.reason.endswith("(read.py, line 3)")
 
 
 def test_what_was_done_before_the_fault_is_kept() -> None:
