@@ -29,7 +29,8 @@ _FIXED_SHARE = 0.1  # of a mini-batch's compute seconds that do not depend on it
 _SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not speed up: a guess
 _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _NEWEST = 0.5  # weight of the newest measurement of a machine
-_FACTORS = (0.02, 50.0)  # the least and the most that transfers are believed to take, over what the NICs' rates say
+_LEAST, _MOST = 0.02, 50.0  # that transfers are believed to take, over what the NICs' rates say of the whole model
+_LEAST_OF_TABLES = 1e-5  # the same of embedding tables: a mini-batch pulls and pushes some of their rows
 _ROUNDING = 1e-9  # of a moment in seconds, that the sum of a push's parts may be off
 _ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
 
@@ -48,6 +49,7 @@ class _Work:
 class _Factors:
     """How much longer a transfer takes than the NICs' rates say: alone, and at the busiest server; None: not measured."""
 
+    least: float
     alone: float | None = None
     server: float | None = None
 
@@ -58,7 +60,9 @@ class _Factors:
     def learn(self, seconds: float, alone: float, server: float) -> None:
         """Take in that a transfer took so many `seconds`, where the NICs' rates say `alone`, and `server` with its queue."""
         by_worker, by_server = self.of(alone, server)
-        most_alone, most_server = (float(np.clip(seconds / s, *_FACTORS)) if s > 0 else None for s in (alone, server))
+        most_alone, most_server = (
+            float(np.clip(seconds / s, self.least, _MOST)) if s > 0 else None for s in (alone, server)
+        )
         if by_server > by_worker:  # the transfers wait for the server, so that they tell of a transfer alone only a bound
             self.server = most_server
             self.alone = min(self.alone, most_alone) if self.alone and most_alone else self.alone
@@ -80,7 +84,8 @@ class SystemModel:
         self._transfers = dict[str, float]()  # seconds of a pull and a push of each worker, measured
         # Compute seconds that do not depend on the mini-batch's size, in samples that would take as long.
         self._fixed_samples = _FIXED_SHARE / (1 - _FIXED_SHARE) * job.start.batch_size
-        self._pull, self._push = _Factors(), _Factors()
+        least = _LEAST_OF_TABLES if job.blocks else _LEAST
+        self._pull, self._push = _Factors(least), _Factors(least)
 
     @property
     def knows(self) -> bool:

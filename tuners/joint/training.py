@@ -47,6 +47,7 @@ _DEAR_SHARE = 0.2  # of the longest window: an evaluation that takes more is lef
 _RULE = ("policy", "staleness", "quorum")  # who waits for whom
 _HEAT = ("learning_rate", "momentum", "outer_rate", "outer_momentum", *_RULE)
 _LEARNING = (*_HEAT, "batch_size", "local_steps", "node_steps")  # what takes effect without moving anything
+_AS_UNTRAINED = 0.05  # nats that a model's loss differs from that of the untrained one it may stand for
 _RECOVERY = 3  # windows in which a model that was trained too hot is as good as before, or is given up
 _EVALUATIONS = 3  # further ones, after a push of each worker, where a loss of machines has prevented the first
 _PATIENCE = 8  # mini-batches per worker in which the system may end what it is doing to the branch
@@ -205,20 +206,22 @@ class Training:
 
     def window(self, why: str = "") -> Steps[None]:
         """Train about two pushes per worker and measure the level after them, by the job's own validation if possible."""
-        clocks, every = self._least_clocks(), self._check_clocks
+        clocks, every, is_dear = self._least_clocks(), self._check_clocks, False
         validates = 0 < every <= 2 * clocks  # the job itself, soon enough
         if not validates and self._system.knows:
             # An evaluation takes time in which nobody trains, so windows are longer where it is dear.
             paid = self.job.evaluate_seconds / self._system.push_seconds(self.setting)  # pushes
             longer = max(clocks, min(math.ceil(paid / _EVALUATION_SHARE), _WINDOWS * clocks))
             # Where it is dear even so, the job's own validation is waited for, if it comes before the end of an evaluation.
-            validates = paid > _DEAR_SHARE * longer and 0 < every <= longer + paid
-            clocks = clocks if validates else longer
+            is_dear = paid > _DEAR_SHARE * longer
+            validates = is_dear and 0 < every <= longer + paid
+            # Else no more time is spent on evaluations than on training.
+            clocks = clocks if validates else max(longer, math.ceil(paid))
         if validates:
             clocks = every * max(round((self.pushes + clocks) / every), self.pushes // every + 1) - self.pushes
         before = self.level
         window = yield from self.run(clocks, why)
-        if math.isnan(self.level) and validates and window.evaluations:
+        if math.isnan(self.level) and (validates or is_dear) and window.evaluations:
             # The job trains on while the tuner thinks, so a few pushes may have followed its validation.
             self._take_validated(window.evaluations)
         if math.isnan(self.level):
@@ -426,8 +429,9 @@ class Training:
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
         self.minibatches.forget_extremes()
-        # A snapshot holds the machines of its setting, and they are paid for.
-        moves = self.saves_usd and machines_of(kept.setting) != machines_of(setting)
+        # A snapshot holds the machines of its setting, and they are paid for. But what is trained while machines change may
+        # spoil an untrained model, so that one is left to `_give_back`.
+        moves = self.saves_usd and kept.pushes > 0 and machines_of(kept.setting) != machines_of(setting)
         again = None if moves else (yield from self.snapshot())
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
@@ -447,9 +451,12 @@ class Training:
         return True
 
     def _give_back(self) -> Steps[None]:
-        """Keep the present model in place of the untrained one, once it has learned, if that one holds further machines."""
-        first = self.first
-        if first is None or not (self.saves_usd and self.pushes and self.has_learned):
+        """Keep the present model in place of the untrained one, if that one holds further machines: once it has learned, or
+        where it is still about as good, and in no case while its loss is higher."""
+        first, moved = self.first, math.log(max(self.minibatches.mean, 1e-9) / self.gauge.untrained)
+        if first is None or not (self.saves_usd and self.pushes) or moved > _AS_UNTRAINED:
+            return
+        if not self.has_learned and moved < -_AS_UNTRAINED:
             return
         if machines_of(first.setting) - machines_of(self.setting):
             yield from self.drop(first)

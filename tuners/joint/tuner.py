@@ -72,7 +72,7 @@ from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import HELPED_NATS, is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
-from tuners.joint.system_model import SystemModel
+from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
 from tuners.settings import BOUNDED, OF_NODES
@@ -176,7 +176,7 @@ class JointCourse:
             yield from self.placing.stop_waiting()
             yield from self.placing.wait()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
-                yield from Waiting(self.job, self.training, self.placing.place_anew).run()
+                yield from Waiting(self.job, self.training, self.placing.place_anew, self.as_begun).run()
             if self.heat is not None:
                 yield from self.find_heat(self.heat)
                 if (yield from self.placing.share_evenly()):
@@ -254,12 +254,14 @@ class JointCourse:
     def as_begun(self) -> Steps[bool]:
         """Begin again as the job began, and leave its system so, once; whether that was done.
 
-        Where the rate is held, nothing makes up for what workers, mini-batches and local steps do to learning.
+        Where the rate is held, nothing makes up for what workers, mini-batches, local steps and staleness do to learning.
         """
         job, training, axis = self.job, self.training, self.heat
         before, start = training.setting, training.placed(job.start)
         rate_is_free = isinstance(axis, RateHeat) and not axis.is_outer
         changed = any(getattr(before, name) != getattr(job.start, name) for name in _SPOILING)
+        # The mean of all workers' gradients bears the rate of one, where they do not wait only a fraction of that.
+        changed = changed or (waits(job.start) and not waits(before))
         if rate_is_free or not changed or self.placing.stays or training.first is None:
             return False
         start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})

@@ -66,8 +66,10 @@ def stands_still(levels: Sequence[float], patience: int) -> bool:
 class Waiting:
     """The job from its first windows to the target: nobody waits, or fewer gradients at once."""
 
-    def __init__(self, job: Job, training: Training, place: Callable[[], Steps[None]]) -> None:
-        self._job, self._training, self._place = job, training, place
+    def __init__(
+        self, job: Job, training: Training, place: Callable[[], Steps[None]], as_begun: Callable[[], Steps[bool]]
+    ) -> None:
+        self._job, self._training, self._place, self._as_begun = job, training, place, as_begun
         # Since the policy was changed: levels by window, logarithms of validated losses, shares of samples that are right.
         self.levels, self._validated, self._right = list[float](), list[float](), list[float]()
         self._kept: Snapshot | None = None  # of about the best model
@@ -143,7 +145,8 @@ class Waiting:
             return "nothing is learned", False
         if nobody_waits and len(self._validated) >= _SWINGING and not clearly_falls(self._validated):
             return "the model swings", True
-        if stands_still(levels, patience):
+        # The share of samples that are right may stand still where the loss still falls.
+        if stands_still(levels, patience) and not clearly_falls(self._validated[-2 * patience :]):
             return f"level {min(levels):.2f} was not reached again in {max(patience, len(levels) // 2)} windows", True
         return "", True
 
@@ -183,6 +186,9 @@ class Waiting:
         kept = self._kept if self._kept is not None and self._is_past(self._kept.level, 0.0 if learned else _HALF) else None
         fewer = max(now // (_FEWER if learned and kept is not None else _FAR_FEWER), 1)
         if not training.diverged and fewer == now:
+            return
+        if kept is None and not self._equal and (yield from self._as_begun()):
+            self._begin_anew()
             return
         policy = "admit" if self._equal or data_differ(self._losses) else "discard"
         stricter = replace(training.setting, policy=policy, staleness=fewer - 1, quorum=0)
