@@ -58,6 +58,8 @@ class HeatSearch:
                 self.in_vain = True
                 break
             seen = cooler
+        if training.has_arrived:
+            return
         start, is_probable = training.setting, heat.expected is not None and self._is_cool(1.0)
         helped, setting, kept = yield from self._rise(seen)
         if not (helped or heat.steps or came_down or is_probable) and training.first is not None:

@@ -119,7 +119,7 @@ class Holding:
         """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
         self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
-            if self._has_arrived():
+            if self._training.has_arrived and self._parts.schedules and not self._heat.steps:
                 yield from self._hold_the_target()
                 continue
             yield from self.window()
@@ -186,12 +186,6 @@ class Holding:
         if len(self.levels) >= 2 and sum(self.levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
             self.low = sum(self.levels[-2:]) / 2
             yield from self._renew()
-
-    def _has_arrived(self) -> bool:
-        """Whether the model is as good as the target asks for, and only the job has not validated it yet."""
-        training = self._training
-        cools = self._parts.schedules and not self._heat.steps and not training.diverged
-        return cools and training.level <= training.gauge.goal(training.loss)
 
     def _hold_the_target(self) -> Steps[None]:
         """Shed the noise until the job validates: it may do so rarely, and by then a hot model may be a worse one."""
@@ -308,7 +302,7 @@ class Holding:
         likely = likely_seconds(left, now, training.job.budget_seconds)
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)
         cost = windows * drift.window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
-        chance = _SERVED * self._chance(hotter)
+        chance = _SERVED * self._chance(hotter, is_slow=self._is_slow(left))
         saved = likely * (1 - 1 / _STEP) * chance
         # A goal that is reached before a trial would end needs none. A trial that serves costs nothing.
         if left.mean + 2 * left.deviation < cost and self._parts.cost_rule:
@@ -353,14 +347,22 @@ class Holding:
         else:
             yield from training.insist(self.held, why)
 
-    def _chance(self, hotter: Setting) -> float:
+    def _is_slow(self, left: SecondsLeft) -> bool:
+        """Whether the goal is far away, or beyond the end of the budget, at a drift that noise does not hide, and cooling
+        could do little."""
+        training, now, level = self._training, self.times[-1], sum(self.levels[-3:]) / len(self.levels[-3:])
+        is_far = left.mean > min(_FAR * now, 0.99 * (training.job.budget_seconds - now))
+        is_clear = left.deviation < 0.5 * left.mean
+        return is_far and is_clear and spread(self._course) < _QUIET_SHARE * (level - training.gauge.goal(training.loss))
+
+    def _chance(self, hotter: Setting, *, is_slow: bool = False) -> float:
         """That `hotter` serves, as far as is known."""
         heat, again = self._heat, _CHANCE_AGAIN**self._failed_trials
         if heat.of(hotter) > 0.99 * self._ceiling:
             again *= _CHANCE_AGAIN
         if heat.expected is None:
             return _CHANCE * again
-        if self._is_quiet():
+        if self._is_quiet() or is_slow:
             return _CHANCE_QUIET * again
         chance = heat.expected.chance_above(math.sqrt(heat.of(hotter) * heat.of(self.held)))
         return chance * again * (_CHANCE if heat.of(hotter) >= self._useless else 1.0)

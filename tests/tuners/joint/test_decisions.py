@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, NodeEvent, Reconfigure, Rejected, Run
-from tuners.joint.heat import PolicyHeat, stress
+from tuners.joint.heat import Expected, PolicyHeat, stress
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
 from tuners.joint.learning_model import (
@@ -478,6 +478,19 @@ def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_win
     assert search._hurts(answers.run(search._validated(seen))) == (share > 1)
 
 
+@pytest.mark.parametrize(("right", "goes_on"), [(0.99, False), (0.5, True)])
+def test_the_search_ends_where_a_validation_tells_that_the_target_is_reached(right, goes_on):
+    """A model with 99 % right, of 93, was trained hotter until it had 76, as the job validates every 100 pushes."""
+    made = of(space=(RATE,), target=replace(job().target, metric="accuracy", value=0.95), evaluate_seconds=0.0)
+    begun = course(made)
+    answers, found = Answers(made, lambda _setting, clocks: [2.0] * clocks), Evaluation(1.0, 0, 2.0, right)
+    turns = answers.answer
+    answers.answer = lambda action: found if isinstance(action, Evaluate) else turns(action)
+    answers.run(begun.find_heat(begun.heat))
+    assert begun.training.has_arrived is not goes_on
+    assert bool(answers.changes()) is goes_on
+
+
 def test_a_heat_that_is_hardly_cooler_is_not_tried():
     """Of a rate that is held, all that momentum adds to it was gone, but for the last digit."""
     made = of(space=(Real("momentum", 0.0, 0.95),), start=replace(job().start, learning_rate=0.1, momentum=0.9))
@@ -939,7 +952,7 @@ def test_a_target_that_is_reached_is_held_until_the_job_validates(found, holds):
     answers.show(after=(0.5, None), evaluated=found)
     holding = Holding(training, begun.heat, RuleParts(), begun.placing.place)
     answers.run(holding.window())
-    assert holding._has_arrived() == holds
+    assert training.has_arrived == holds
     asked, answer = len(answers.asked), answers.answer
 
     def validating(action):
@@ -1288,6 +1301,18 @@ def test_nothing_hotter_is_tried_where_the_goal_is_reached_before_the_trial_ends
     holding, _ = holding_of(levels)
     holding.times = [100.0 + i for i in range(8)]
     assert (holding._trial(holding._drift(levels[-1] - away)) is not None) is tried
+
+
+@pytest.mark.parametrize(("away", "swings", "likely"), [(3.0, 1e-4, True), (0.03, 1e-4, False), (3.0, 0.1, False)])
+def test_a_hotter_rate_may_serve_where_a_drift_without_noise_leads_nowhere(away, swings, likely):
+    """Ratings were hardly learned for 3,700 s at an eighth of a good rate: the chance of a hotter one was taken for 0.18,
+    as a window of the search had blown the model up, while the drift told that the budget would not do."""
+    levels = [-0.02 - 0.001 * i + swings * (-1) ** i for i in range(12)]
+    holding, _ = holding_of(levels)
+    here = holding._heat.of(holding.held)
+    holding._heat, holding._useless = replace(holding._heat, expected=Expected(here, 1.0)), 2 * here
+    trial = holding._trial(holding._drift(levels[-1] - away))
+    assert (trial is not None and "chance 0.49" in trial.why) is likely
 
 
 @pytest.mark.parametrize(("fall", "cooled"), [(0.1, False), (0.01, True)])
