@@ -234,6 +234,11 @@ def usual_values_of(scenario: Scenario) -> tuple[int, float]:
 
 def check_start(space: Space, table: StartTable | None = None) -> None:
     """Raise ValueError where a job of this space cannot begin; where `table` is given, with the key that it lacks."""
+    if not space.whole_batch and any(k.name.startswith("load/") and isinstance(k, Real) for k in space.knobs):
+        raise ValueError(
+            "global_batch_size: give it, because loads of `real` ranges are weights that share it out; or free loads of "
+            "`integer` ranges."
+        )
     try:
         space.check(space.base)
     except Rejected as error:

@@ -82,6 +82,8 @@ class Shares:
     def balanced(self, setting: Setting, part: float = 1.0) -> Setting:
         """`setting` with the best shares on its workers and servers, as far as they are free and known; loads are moved
         so far that devices end at the same time, or a `part` of that from equal ones."""
+        if self._of_loads and self._are_of_another_batch(setting):
+            setting = replace(setting, loads=())
         if self._of_loads and waits(setting) and not self.are_even:
             setting = self._with_loads(setting, part)
         elif self._of_loads and not setting.loads:
@@ -95,6 +97,11 @@ class Shares:
         elif self._of_data and setting.loads and waits(setting):
             setting = replace(setting, data_shares=_shares([float(sum(row)) for row in setting.loads]))
         return setting
+
+    def _are_of_another_batch(self, setting: Setting) -> bool:
+        """Whether the loads were for mini-batches of another size than the one that is to be chosen now."""
+        sizes_are_free = self._job.space.knob("batch_size") is not None and not self._job.space.whole_batch
+        return sizes_are_free and sum(map(sum, setting.loads)) != setting.batch_size * len(setting.workers)
 
     def _with_loads(self, setting: Setting, part: float) -> Setting:
         """`setting` with the samples of all its mini-batches on devices that then take equally long, for a `part` of 1."""

@@ -237,13 +237,9 @@ class Training:
             self.level = before
 
     def toward_validation(self) -> Steps[None]:
-        """Train until the job next validates by itself, for some windows at the most, or for one, where it is not known when
-        that will be."""
-        if self._check_clocks:
-            left = self._check_clocks - self.pushes % self._check_clocks
-            yield from self.run(min(left, _WINDOWS * self._least_clocks()))
-        else:
-            yield from self.window()
+        """Train until the job next validates by itself, for some windows at the most."""
+        left = self._check_clocks - self.pushes % self._check_clocks if self._check_clocks else math.inf
+        yield from self.run(int(min(left, _WINDOWS * self._least_clocks())))
 
     def glance(self, clocks: int = 0) -> Steps[Glance]:
         """Train so many clocks, or about two pushes per worker; the loss of the second half of their mini-batches, and what

@@ -339,6 +339,7 @@ WRONG: list[tuple[str, str, str]] = [
         "intra_threads = { integer = [1, 4] }",
         r"\[start\].*intra_threads to 0: .* does not give intra_threads, and so the default",
     ),
+    (BATCH, '"load/*" = { real = [0.0, 1.0] }', r"\[start\] global_batch_size: give it, because loads of `real` ranges"),
     ("batch_size = 4", 'batch_size = 4\nworkers = ["n9"]', r"\[start\] worker_count: it names workers"),
     ("batch_size = 4", "batch_size = 4.5", r"\[start\] batch_size: expected `int`, got `float`"),
     ("batch_size = 4", 'batch_size = 4\npolicy = "bps"', r"\[start\].*'bps'.*bsp"),

@@ -968,6 +968,16 @@ def test_a_target_that_is_reached_is_held_until_the_job_validates(found, holds):
     assert len(runs) > 1  # machines may come and go meanwhile
 
 
+def test_a_target_that_is_reached_is_not_evaluated_again_while_the_job_may_validate_at_any_time():
+    """Evaluations of 9 s followed windows of 15 s for 300 s, as it was not known after how many pushes the job validates."""
+    made = of(space=(RATE,), start=replace(job().start, momentum=0.0), evaluate_seconds=0.0)
+    training, answers = Training(made, SystemModel(made)), Answers(made, flat)
+    training.gauge.begin(1.0)
+    for _ in range(3):
+        answers.run(training.toward_validation())
+    assert [type(a) for a in answers.asked] == [Run] * 3
+
+
 WAITING = (RATE, Choice("policy", ("bsp", "asp")), Integer("staleness", 0, 7))
 
 

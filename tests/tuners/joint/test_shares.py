@@ -14,7 +14,7 @@ from tuners.actions import ServerWindow
 from tuners.joint import joint
 from tuners.joint.shares import Shares
 from tuners.joint.system_model import SystemModel
-from tuners.settings import Integer, Real
+from tuners.settings import Choice, Integer, Real
 
 
 def balancing(of, start, knobs, **target):
@@ -57,6 +57,18 @@ def test_half_as_uneven_loads_are_compared_too_where_the_job_learns():
 def test_loads_of_workers_that_do_not_wait_stay():
     of, _, shares = whole_batch()
     assert shares.balanced(replace(of.start, policy="asp")).loads == of.start.loads
+
+
+@pytest.mark.parametrize(("policy", "workers"), [("bsp", 2), ("bsp", 1), ("asp", 2)])
+def test_loads_are_of_the_mini_batch_that_is_chosen(policy, workers):
+    """Mini-batches of 64 were chosen, and a rate four times as high for them, while the one worker had a load of 4."""
+    of, model, shares = whole_batch(8, Integer)
+    of = replace(of, space=replace(of.space, knobs=(*of.space.knobs, Choice("batch_size", (4, 64)))))
+    shares = Shares(of, model)
+    small = replace(of.start, policy=policy, batch_size=4, workers=of.start.workers[:workers], loads=((4,),) * workers)
+    assert sum(map(sum, shares.balanced(small).loads)) == 4 * workers
+    large = shares.balanced(replace(small, batch_size=64))
+    assert sum(map(sum, large.loads)) in (64 * workers, 0)  # without loads, the first device has all
 
 
 def test_the_knob_of_a_device_bounds_its_samples():
