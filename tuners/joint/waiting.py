@@ -4,8 +4,9 @@ Nobody waits, as long as that learns well: it has the most pushes per second, an
 as a new one. Near the edge of stability it is not: of k workers that do not wait, a gradient is k - 1 updates old, and
 makes the model swing, so that a job may need several times as many pushes. A model swings if its validated losses do not
 clearly fall. Then half as many gradients count at once, from the best model; and half of these again where the level stands
-still, that is, where none of the newest half of its windows is as low as one before. Where nothing is learned, an eighth of
-the gradients count, from the untrained model.
+still, that is, where none of the newest half of its windows is as low as one before, and the loss does not clearly fall
+either. Where nothing is learned, the job begins again: as it began, once, if its workers waited for each other there or its
+machines were others; then with an eighth of the gradients.
 
 A gradient that is older than that is dropped (`discard`), and nobody waits for anybody: validations stay as frequent as they
 were, and workers do not pull at one time. But slow workers' gradients are dropped more often. Where workers' data differ, so
