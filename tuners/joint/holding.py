@@ -98,7 +98,9 @@ class Holding:
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
-        level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
+        level = training.level
+        if math.isnan(level):  # the job has not validated this model; it is taken to be no worse than one that knows nothing
+            level = training.gauge.blank_level if math.isinf(training.gauge.untrained_batches) else math.inf
         self.low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
         self._best_at = training.seconds
         self._noise = training.gauge.noise  # what cooling is expected to shed
@@ -352,8 +354,8 @@ class Holding:
         could do little."""
         training, now, level = self._training, self.times[-1], sum(self.levels[-3:]) / len(self.levels[-3:])
         is_far = left.mean > min(_FAR * now, 0.99 * (training.job.budget_seconds - now))
-        is_clear = left.deviation < 0.5 * left.mean
-        return is_far and is_clear and spread(self._course) < _QUIET_SHARE * (level - training.gauge.goal(training.loss))
+        is_small = spread(self._course) < _QUIET_SHARE * (level - training.gauge.goal(training.loss))
+        return is_far and is_small and falls(self.levels)
 
     def _chance(self, hotter: Setting, *, is_slow: bool = False) -> float:
         """That `hotter` serves, as far as is known."""

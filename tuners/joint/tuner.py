@@ -91,6 +91,7 @@ _PLAUSIBLE = (-3.0, 0.5)
 _HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
+_NEWEST = 20  # validations that tell whether a model has died
 _ENDING = 8  # a window has so many times fewer pushes than the run so far: one that ends with it is followed by an idle one
 _LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
 _COOLER_DEVIATIONS = 0.5  # below the median of what is expected: heat that is too low costs less than one that is too high
@@ -191,7 +192,9 @@ class JointCourse:
 
     def keep_untrained(self) -> Steps[None]:
         """Keep the untrained model, where the job may have to begin again."""
-        if not self.job.target.counts and (self.heat is not None or self.job.space.frees("role")):
+        space = self.job.space
+        may_spoil = self.heat is not None or any(map(space.frees, ("role", "load", "batch_size", "local_steps")))
+        if may_spoil and not self.job.target.counts:
             self.training.first = yield from self.training.snapshot()
 
     def await_checkpoint(self) -> Steps[None]:
@@ -247,9 +250,9 @@ class JointCourse:
                     yield from placing.place()
 
     def _stands_at_blank(self, levels: list[float]) -> bool:
-        """Whether so many validations have told of neither progress nor drift that the model is lost."""
+        """Whether so many validations have told of neither progress nor drift that the model is lost, or has died since."""
         gauge = self.training.gauge
-        return is_lost(levels, gauge.blank_level, gauge.goal(self.training.loss))
+        return is_lost(levels[-_NEWEST:], gauge.blank_level, gauge.goal(self.training.loss))
 
     def as_begun(self) -> Steps[bool]:
         """Begin again as the job began, and leave its system so, once; whether that was done.

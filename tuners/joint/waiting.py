@@ -142,12 +142,13 @@ class Waiting:
             return "", True
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
         learns = sum(self._right[-2:]) > sum(self._right[:2])
-        if not (self._is_past(level, _LITTLE) or clearly_falls(levels[-2 * patience :]) or learns):
+        # And the share of samples that are right may stand still where the loss falls.
+        drifts = clearly_falls(self._validated[-2 * patience :])
+        if not (self._is_past(level, _LITTLE) or clearly_falls(levels[-2 * patience :]) or learns or drifts):
             return "nothing is learned", False
         if nobody_waits and len(self._validated) >= _SWINGING and not clearly_falls(self._validated):
             return "the model swings", True
-        # The share of samples that are right may stand still where the loss still falls.
-        if stands_still(levels, patience) and not clearly_falls(self._validated[-2 * patience :]):
+        if stands_still(levels, patience) and not drifts:
             return f"level {min(levels):.2f} was not reached again in {max(patience, len(levels) // 2)} windows", True
         return "", True
 

@@ -1202,6 +1202,35 @@ def test_a_start_that_had_all_workers_wait_is_gone_back_to(policy, staleness, ag
     assert begun.training.setting.policy == (policy if again else "asp")
 
 
+def test_a_model_that_has_died_begins_again_as_the_job_began_where_mini_batches_and_local_steps_are_free():
+    """Two local steps killed a network that had 32 % right by then; `joint` looked on for 550 s, and `fixed` takes 572."""
+    knobs = (Choice("batch_size", (4, 8)), Integer("local_steps", 1, 4))
+    made = of(space=knobs, start=replace(job().start, batch_size=4, loads=()))
+    begun, answers = course(made), Answers(made, flat)
+    answers.run(begun.keep_untrained())
+    answers.run(begun.training.change(replace(made.start, local_steps=2), "a choice of the system"))
+    answers.show(*[(1.0, 1.0)] * 3, (0.6, 0.6), after=(1.0, 1.0))
+    refuse, answers.refuse = answers.refuse, lambda action: len(answers.asked) > 80 or refuse(action)
+    with pytest.raises(JobOver):
+        answers.run(begun.go_on())
+    again = [a.setting.local_steps for a in answers.asked if isinstance(a, Reconfigure) and "as the job began" in a.reason]
+    assert again == [1]
+
+
+@pytest.mark.parametrize(("validated", "kept"), [(True, 1), (False, 2)])
+def test_a_model_worse_than_the_untrained_one_is_not_kept_as_the_best(validated, kept):
+    """Two windows of a model that was just ruined replaced the snapshot of a good one, as the job had validated neither."""
+    made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
+    begun, answers = course(made), Answers(made, flat)
+    begun.training.level = math.nan
+    begun.gauge.untrained_batches = math.inf if validated else 4
+    holding = Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew)
+    holding._kept = answers.run(begun.training.snapshot())
+    holding.levels = [begun.gauge.blank_level + 1.0] * 2
+    answers.run(holding._keep())
+    assert sum(isinstance(a, Fork) for a in answers.asked) == kept
+
+
 def test_where_only_places_are_free_a_model_is_given_up_after_ten_validations_without_progress():
     """Fewer workers were tried after a fifth of the budget, which was too late for `preempted` 9."""
     made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server")) for n in job().nodes))
