@@ -98,9 +98,7 @@ class Holding:
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
-        level = training.level
-        if math.isnan(level):  # the job has not validated this model; it is taken to be no worse than one that knows nothing
-            level = training.gauge.blank_level if math.isinf(training.gauge.untrained_batches) else math.inf
+        level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
         self.low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
         self._best_at = training.seconds
         self._noise = training.gauge.noise  # what cooling is expected to shed
@@ -350,12 +348,11 @@ class Holding:
             yield from training.insist(self.held, why)
 
     def _is_slow(self, left: SecondsLeft) -> bool:
-        """Whether the goal is far away, or beyond the end of the budget, at a drift that noise does not hide, and cooling
-        could do little."""
+        """Whether the budget ends before the goal, at a drift that noise does not hide, and cooling could do little."""
         training, now, level = self._training, self.times[-1], sum(self.levels[-3:]) / len(self.levels[-3:])
-        is_far = left.mean > min(_FAR * now, 0.99 * (training.job.budget_seconds - now))
+        is_late = left.mean > 0.99 * (training.job.budget_seconds - now)
         is_small = spread(self._course) < _QUIET_SHARE * (level - training.gauge.goal(training.loss))
-        return is_far and is_small and falls(self.levels)
+        return is_late and is_small and falls(self.levels)
 
     def _chance(self, hotter: Setting, *, is_slow: bool = False) -> float:
         """That `hotter` serves, as far as is known."""

@@ -35,6 +35,7 @@ __all__ = ["Waiting", "clearly_falls", "data_differ", "left_out", "stands_still"
 
 _DROPPING = ("discard", "quorum")  # policies that drop late gradients
 _LINE = 3  # values through which a line with an error can be drawn
+_LINE_ERRORS = 4.0  # standard errors by which it then falls; by two, the end of a first swing does
 _LEAST = 4  # windows, of as many gradients that count as two for every worker, that tell whether a model learns
 _SWINGING = 6  # validations, at least, by which a model swings whose losses do not clearly fall
 _FEWER = 2  # times fewer gradients at once where a model has learned something
@@ -50,12 +51,12 @@ _AHEAD = 2  # pushes that a worker may be ahead of the slowest one, where all pu
 _DIFFER, _DIFFER_IF_DROPPED = 0.2, 0.5
 
 
-def clearly_falls(values: Sequence[float]) -> bool:
-    """Whether the line through three `values` or more falls by more than two standard errors."""
+def clearly_falls(values: Sequence[float], errors: float = 2.0) -> bool:
+    """Whether the line through three `values` or more falls by more than so many standard errors."""
     times, y = range(len(values)), np.array(values)
     drift, since = slope(times, values), np.array(times) - (len(y) - 1) / 2
     noise = math.sqrt(float(np.sum((y - y.mean() - drift * since) ** 2)) / (len(y) - 2))
-    return -drift > 2 * noise / math.sqrt(float(np.sum(since**2)))
+    return -drift > errors * noise / math.sqrt(float(np.sum(since**2)))
 
 
 def stands_still(levels: Sequence[float], patience: int) -> bool:
@@ -142,8 +143,8 @@ class Waiting:
             return "", True
         # A model that swings may be sure of its wrong answers, so that its loss is high while it learns.
         learns = sum(self._right[-2:]) > sum(self._right[:2])
-        # And the share of samples that are right may stand still where the loss falls.
-        drifts = clearly_falls(self._validated[-2 * patience :])
+        # And the share of samples that are right may stand still where the loss falls in a line.
+        drifts = clearly_falls(self._validated[-2 * patience :], _LINE_ERRORS)
         if not (self._is_past(level, _LITTLE) or clearly_falls(levels[-2 * patience :]) or learns or drifts):
             return "nothing is learned", False
         if nobody_waits and len(self._validated) >= _SWINGING and not clearly_falls(self._validated):

@@ -1217,20 +1217,6 @@ def test_a_model_that_has_died_begins_again_as_the_job_began_where_mini_batches_
     assert again == [1]
 
 
-@pytest.mark.parametrize(("validated", "kept"), [(True, 1), (False, 2)])
-def test_a_model_worse_than_the_untrained_one_is_not_kept_as_the_best(validated, kept):
-    """Two windows of a model that was just ruined replaced the snapshot of a good one, as the job had validated neither."""
-    made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
-    begun, answers = course(made), Answers(made, flat)
-    begun.training.level = math.nan
-    begun.gauge.untrained_batches = math.inf if validated else 4
-    holding = Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew)
-    holding._kept = answers.run(begun.training.snapshot())
-    holding.levels = [begun.gauge.blank_level + 1.0] * 2
-    answers.run(holding._keep())
-    assert sum(isinstance(a, Fork) for a in answers.asked) == kept
-
-
 def test_where_only_places_are_free_a_model_is_given_up_after_ten_validations_without_progress():
     """Fewer workers were tried after a fifth of the budget, which was too late for `preempted` 9."""
     made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server")) for n in job().nodes))
@@ -1342,7 +1328,7 @@ def test_nothing_hotter_is_tried_where_the_goal_is_reached_before_the_trial_ends
     assert (holding._trial(holding._drift(levels[-1] - away)) is not None) is tried
 
 
-@pytest.mark.parametrize(("away", "swings", "likely"), [(3.0, 1e-4, True), (0.03, 1e-4, False), (3.0, 0.1, False)])
+@pytest.mark.parametrize(("away", "swings", "likely"), [(300.0, 1e-4, True), (3.0, 1e-4, False), (300.0, 0.1, False)])
 def test_a_hotter_rate_may_serve_where_a_drift_without_noise_leads_nowhere(away, swings, likely):
     """Ratings were hardly learned for 3,700 s at an eighth of a good rate: the chance of a hotter one was taken for 0.18,
     as a window of the search had blown the model up, while the drift told that the budget would not do."""
