@@ -454,7 +454,7 @@ class Training:
     def _give_back(self) -> Steps[None]:
         """Keep the present model in place of the untrained one, if that one holds further machines: once it has learned, or
         where it is still about as good, and in no case while its loss is higher."""
-        first, moved = self.first, math.log(max(self.minibatches.mean, 1e-9) / self.gauge.untrained)
+        first, moved = self.first, math.log(max(self.minibatches.mean, 1e-9)) - math.log(self.gauge.untrained)
         if first is None or not (self.saves_usd and self.pushes) or moved > _AS_UNTRAINED:
             return
         if not self.has_learned and moved < -_AS_UNTRAINED:
