@@ -430,9 +430,10 @@ class Training:
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
         self.minibatches.forget_extremes()
-        # A snapshot holds the machines of its setting, and they are paid for. But what is trained while machines change may
-        # spoil an untrained model, so that one is left to `_give_back`.
-        moves = self.saves_usd and kept.pushes > 0 and machines_of(kept.setting) != machines_of(setting)
+        # A snapshot holds the machines of its setting, and they are paid for. But at a rate that is held, what is trained while
+        # machines change may spoil an untrained model, so that one is left to `_give_back`.
+        moves = self.saves_usd and machines_of(kept.setting) != machines_of(setting)
+        moves = moves and (kept.pushes > 0 or self.job.space.frees("learning_rate"))
         again = None if moves else (yield from self.snapshot())
         # Always, because the system may have moved the branch off machines that were lost. It is not known to where.
         if not (yield from self._change_in_steps(setting, why)):
@@ -453,11 +454,13 @@ class Training:
 
     def _give_back(self) -> Steps[None]:
         """Keep the present model in place of the untrained one, if that one holds further machines: once it has learned, or
-        where it is still about as good, and in no case while its loss is higher."""
+        where it is still about as good. At a rate that is held, not while its loss is higher."""
         first, moved = self.first, math.log(max(self.minibatches.mean, 1e-9)) - math.log(self.gauge.untrained)
-        if first is None or not (self.saves_usd and self.pushes) or moved > _AS_UNTRAINED:
+        if first is None or not (self.saves_usd and self.pushes):
             return
-        if not self.has_learned and moved < -_AS_UNTRAINED:
+        if moved > _AS_UNTRAINED and not self.job.space.frees("learning_rate"):
+            return
+        if not (self.has_learned or abs(moved) <= _AS_UNTRAINED):
             return
         if machines_of(first.setting) - machines_of(self.setting):
             yield from self.drop(first)

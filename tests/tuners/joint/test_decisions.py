@@ -235,13 +235,30 @@ def test_no_snapshot_holds_machines_that_were_given_back_where_the_cheapest_run_
         training.change(fewer, "cheaper") if learns else training.begin_again(fewer, "cheaper, from the untrained model")
     )
     answers.run(training.run(8))
-    answers.run(training.run(8))
     assert training.setting.workers == fewer.workers
     freed = {a.branch for a in answers.asked if isinstance(a, Free)}
     held = {name for branch, s in answers.settings.items() if branch not in freed for name in (*s.workers, *s.servers)}
     assert (made.start.workers[-1] in held) is holds
     assert training.first is not None
     assert training.first.branch not in freed
+
+
+@pytest.mark.parametrize(("loss", "holds"), [(2.0, True), (1.0, False), (0.5, False)])
+def test_at_a_held_rate_the_untrained_model_is_kept_while_the_loss_is_higher(loss, holds):
+    """What was trained while machines changed had spoilt the model that the job then began again from, twice: 2.6 USD and no
+    target, in place of 0.08."""
+    made = of(space=(Choice("policy", ("bsp", "asp")),))
+    made = replace(made, target=replace(made.target, minimise="usd"))
+    training = Training(made, SystemModel(made))
+    fewer = replace(made.start, workers=made.start.workers[:-1], loads=(), data_shares=())
+    answers = Answers(made, lambda _setting, clocks: [loss] * clocks)
+    training.gauge.begin(1.0)
+    training.first = answers.run(training.snapshot())
+    answers.run(training.begin_again(fewer, "cheaper, from the untrained model"))
+    untrained = training.first.branch
+    for _ in range(2):
+        answers.run(training.run(8))
+    assert (training.first.branch == untrained) is holds
 
 
 def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it():
