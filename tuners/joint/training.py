@@ -430,8 +430,8 @@ class Training:
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
         self.minibatches.forget_extremes()
-        # A snapshot holds the machines of its setting, and they are paid for. But at a rate that is held, what is trained while
-        # machines change may spoil an untrained model, so that one is left to `_give_back`.
+        # A snapshot holds the machines of its setting, and they are paid for. But at a rate that is held, what is trained
+        # while machines change may spoil an untrained model, so that one is left to `_give_back`.
         moves = self.saves_usd and machines_of(kept.setting) != machines_of(setting)
         moves = moves and (kept.pushes > 0 or self.job.space.frees("learning_rate"))
         again = None if moves else (yield from self.snapshot())
