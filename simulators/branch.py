@@ -61,7 +61,8 @@ class JobContext:
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
-        check_links(self.cluster, setting, tables=has_tables(self.workload), buckets=bool(self.conditions.buckets))
+        both = set(setting.workers) & set(setting.servers)
+        check_links(self.cluster, both, tables=has_tables(self.workload), buckets=bool(self.conditions.buckets))
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = Program(
