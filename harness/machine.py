@@ -4,7 +4,6 @@ take of it."""
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.version import HARNESS_VERSION
+from simulators.own_code import digest_of
 
 __all__ = ["code_of", "collect_garbage_rarely", "cores", "described", "other_version", "single_threaded", "versions"]
 
@@ -97,12 +97,8 @@ def versions() -> dict[str, str]:
 
 def code_of(folders: Iterable[Path]) -> str:
     """A digest of the code in packages, and of the tables beside it."""
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(p for p in folder.rglob("*") if p.suffix in _KINDS):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(folder.parent)} {len(content)}\0".encode() + content)
-    return digest.hexdigest()[:8]
+    files = (path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _KINDS)
+    return digest_of(files)[:8]
 
 
 def other_version(expected: Mapping[str, str]) -> tuple[str, str, str] | None:

@@ -25,6 +25,7 @@ from simulators.engine.inputs import (
     has_tables,
     late_seconds,
     loads,
+    overlapping,
     served,
     served_rows,
 )
@@ -61,8 +62,8 @@ class JobContext:
         if policy.probes and policy.table:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
-        both = set(setting.workers) & set(setting.servers)
-        check_links(self.cluster, both, tables=has_tables(self.workload), buckets=bool(self.conditions.buckets))
+        buckets = bool(self.conditions.buckets)
+        check_links(self.cluster, overlap=overlapping(setting), tables=has_tables(self.workload), buckets=buckets)
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = Program(

@@ -254,8 +254,8 @@ def check_engine(scenario: Scenario, space: Space) -> None:
     tables = found is not None and found[2]
 
     def links() -> None:
-        both = set(space.base.workers) & set(space.base.servers)
-        check_links(cluster, both, tables=tables, buckets=bool(scenario.conditions.buckets))
+        overlap = not set(space.base.workers).isdisjoint(space.base.servers)
+        check_links(cluster, overlap=overlap, tables=tables, buckets=bool(scenario.conditions.buckets))
 
     def learning() -> None:
         if found is not None:

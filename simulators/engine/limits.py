@@ -5,8 +5,6 @@ Without JAX, so that a scenario with such a combination is refused when its file
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from simulators.cluster.cluster import Cluster
 from tuners.actions import Rejected, Space
 from tuners.settings import OF_PULLS
@@ -17,9 +15,9 @@ REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
 
 
-def check_links(cluster: Cluster, both: Collection[str], *, tables: bool, buckets: bool) -> None:
+def check_links(cluster: Cluster, *, overlap: bool, tables: bool, buckets: bool) -> None:
     """Raise Rejected where transfers cannot share the links of a cluster: mini-batches touch rows of embedding `tables`,
-    nodes have token `buckets`, some work and serve (`both`), or what two of its keys ask for excludes each other."""
+    nodes have token `buckets`, roles of machines `overlap`, or what two of its keys ask for excludes each other."""
     discipline, control_queue = cluster.discipline, cluster.control_queue
     snapshots, independent = cluster.snapshot_clocks > 0, cluster.independent_flows
     if discipline in ("fifo", "serial") and (tables or snapshots):
@@ -41,7 +39,7 @@ def check_links(cluster: Cluster, both: Collection[str], *, tables: bool, bucket
         for is_so, where in (
             (buckets, "nodes have token buckets"),
             (cluster.switch_both_ways, "pulls and pushes share a switch"),
-            (both, "machines work and serve"),
+            (overlap, "machines work and serve"),
         ):
             if is_so:
                 raise Rejected(f"Cannot give servers threads where {where}: leave server_threads at 1.")

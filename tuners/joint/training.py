@@ -455,9 +455,10 @@ class Training:
     def _give_back(self) -> Steps[None]:
         """Keep the present model in place of the untrained one, if that one holds further machines: once it has learned, or
         where it is still about as good. At a rate that is held, not while its loss is higher."""
-        first, moved = self.first, math.log(max(self.minibatches.mean, 1e-9)) - math.log(self.gauge.untrained)
+        first = self.first
         if first is None or not (self.saves_usd and self.pushes):
             return
+        moved = math.log(max(self.minibatches.mean, 1e-9)) - math.log(self.gauge.untrained)
         if moved > _AS_UNTRAINED and not self.job.space.frees("learning_rate"):
             return
         if not (self.has_learned or abs(moved) <= _AS_UNTRAINED):

@@ -183,7 +183,8 @@ class Waiting:
         return True
 
     def _leave(self, seen: str, *, learned: bool) -> Steps[None]:
-        """Go on with fewer gradients at once: from the best model, or from the untrained one where none is better."""
+        """Go on from the best model, with fewer gradients at once. Where none is better than the untrained one, go on from
+        that: as the job began, if this was not tried yet, else with fewer gradients, too."""
         training, now = self._training, _gradients(self._training.setting)
         # What swings have learned by chance, where nothing else was learned, leads nowhere.
         kept = self._kept if self._kept is not None and self._is_past(self._kept.level, 0.0 if learned else _HALF) else None
