@@ -20,14 +20,13 @@ The estimate uses training losses of mini-batches; a target on validation loss i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ESTIMATORS", "HOGWILD", "SERIAL", "Bound", "Estimator", "Form", "LossCurve", "Remaining", "inliers", "slope"]
+__all__ = ["ESTIMATORS", "Estimator", "Form", "LossCurve", "Remaining", "bound", "inliers", "slope"]
 
 _Floats = NDArray[np.float64]
 
@@ -51,41 +50,18 @@ class Remaining(NamedTuple):
     falls: float = np.nan  # number of standard errors by which the slope of the losses is below zero
 
 
-# ------------------------------------------------------------------------------------------------------------- the bounds
+def bound(losses: _Floats, d: float) -> _Floats:
+    """The clocks that the convergence bound allows for each of `losses`, over the hidden constant H; zero or less from d on.
 
-
-class Bound(NamedTuple):
-    """A convergence bound: clocks = H * shape(loss, d), with one hidden constant H."""
-
-    name: str
-    shape: Callable[[_Floats, float], _Floats]  # (losses, d) to x; zero or less where the bound does not apply
-    anchored: bool = True  # clocks count from the stretch's j0; else from the beginning of the job
-
-
-def _hogwild(losses: _Floats, d: float) -> _Floats:
+    Eq. 2, z >= (H / epsilon) log(d / epsilon): strongly convex and smooth, whether workers wait for each other or not.
+    """
     return np.log(d / losses) / losses
-
-
-def _serial(losses: _Floats, d: float) -> _Floats:
-    del d
-    return 1.0 / losses
-
-
-HOGWILD = Bound("hogwild", _hogwild)
-"""z >= (H / epsilon) log(d / epsilon), Eq. 2: strongly convex and smooth, whether workers wait for each other or not."""
-
-SERIAL = Bound("serial", _serial, anchored=False)
-"""z = H / epsilon, the offline baseline that the paper starts from (Kaoudi et al. 2017): one curve for the whole job."""
-
-
-# ----------------------------------------------------------------------------------------------------------- the estimator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
     """Eqs. 3-5, and how they are fitted. The defaults are the paper's, except where noise would deceive it (see above)."""
 
-    bound: Bound = HOGWILD
     d_rule: Literal["eq5", "max"] = "eq5"  # Eq. 5, or as the public code: the largest loss alone
     origin: Literal["before", "first"] = "before"  # y runs 1 .. a, or as the public code: from 0 at the first loss kept
     outliers: float = 3.0  # median absolute deviations from the median beyond which a loss is dropped; inf keeps all
@@ -105,17 +81,16 @@ class Estimator:
             return Remaining(np.inf, False, falls=falls)
         losses = np.maximum(losses, 1e-3 * epsilon)  # a hinge loss can be zero, where the bound is not defined
         d = self._distance(losses, curve.loss_before)
-        if self.bound.anchored and d <= epsilon:
+        if d <= epsilon:
             return Remaining(0.0, True, distance=d, falls=falls)
         skipped = (width - 1) / 2  # clocks by which the running mean has moved every point
         j0 = steps[0] if self.origin == "first" else skipped
-        y = steps - j0 if self.bound.anchored else curve.clocks_before + steps
-        x = np.maximum(self.bound.shape(losses, d), 0.0)  # Eq. 3 is y = H x
+        y = steps - j0
+        x = np.maximum(bound(losses, d), 0.0)  # Eq. 3 is y = H x
         hidden = float(x @ y / (x @ x)) if x.any() else np.nan
         if not hidden > 0 or (self.falls is not None and not falls > self.falls):
             return Remaining(np.inf, False, hidden, d, falls)
-        total = hidden * float(self.bound.shape(np.array([epsilon]), d)[0])  # Eq. 4
-        left = total + skipped if self.bound.anchored else total - curve.clocks_before
+        left = hidden * float(bound(np.array([epsilon]), d)[0]) + skipped  # Eq. 4
         return Remaining(max(left, 0.0), True, hidden, d, falls)
 
     def width(self, curve: LossCurve, count: int) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 from scipy.stats import linregress
 
-from tuners.bo_online.convergence import ESTIMATORS, HOGWILD, SERIAL, Estimator, LossCurve, inliers, slope
+from tuners.bo_online.convergence import ESTIMATORS, Estimator, LossCurve, inliers, slope
 
 PLAIN = Estimator(outliers=math.inf, smoothing=1)
 """The equations unchanged: single losses, no outliers dropped."""
@@ -45,20 +45,10 @@ def test_a_noise_free_curve_gives_its_constant_back(d, hidden, n, share):
     assert found.progress
 
 
-@given(st.floats(10.0, 1e6), st.integers(0, 10_000), st.integers(3, 100), st.floats(0.001, 1.0))
-def test_the_serial_bound_is_one_curve_for_the_whole_job(hidden, before, n, share):
-    losses = hidden / (before + np.arange(1.0, n + 1))
-    epsilon = share * losses[-1]
-    found = replace(PLAIN, bound=SERIAL).remaining(LossCurve(losses, clocks_before=before), epsilon)
-    assert found.hidden == pytest.approx(hidden)
-    assert found.clocks == pytest.approx(hidden / epsilon - before, rel=1e-6)
-
-
 def test_each_stretch_counts_from_its_own_beginning():
     losses = hogwild_losses(500.0, 1.0, np.arange(1, 101))
     early, late = (PLAIN.remaining(LossCurve(losses, clocks_before=j0), 0.2) for j0 in (0, 5000))
     assert early == late
-    assert HOGWILD.anchored
 
 
 def test_counting_from_before_the_stretch_is_off_by_one_clock():
