@@ -16,6 +16,8 @@ from harness.live.worker.worker_table import WorkerTable
 
 __all__ = ["Arrived", "Pulling", "rows_in"]
 
+_RETRY_SECONDS = 2.0  # after which blocks that have not arrived are asked for again
+
 
 class _InProgress(msgspec.Struct):
     """A pull that is in progress."""
@@ -56,12 +58,10 @@ class Pulling:
         table: WorkerTable,
         outbox: Outbox,
         now: Callable[[], float],
-        retry_seconds: float,
         rows_of: RowsOf | None,
     ) -> None:
         """`rows_of` is for a layout with embedding tables."""
-        self._layout, self._table, self._outbox, self._now = layout, table, outbox, now
-        self._retry_seconds, self._rows_of = retry_seconds, rows_of
+        self._layout, self._table, self._outbox, self._now, self._rows_of = layout, table, outbox, now, rows_of
         self._last = 0  # number of the last request
         self._pull: _InProgress | None = None
 
@@ -88,7 +88,7 @@ class Pulling:
         if self._rows_of is not None and tables is not None:
             rows = self._rows_of(of if isinstance(of, Release) else None)
             size = len(rows) * tables.width
-        made, now, wait = np.empty(size, np.float32), self._now(), self._retry_seconds
+        made, now, wait = np.empty(size, np.float32), self._now(), _RETRY_SECONDS
         begun = min(now, released_seconds)
         self._pull = _InProgress(self._last, kind, number, of.branch, after, bits, rows, missing, made, begun, now, wait)
         # Otherwise `tick` asks if they do not arrive.

@@ -66,14 +66,13 @@ class Worker:
         send: Send,
         now: Callable[[], float],
         start: Start,
-        retry_seconds: float = 2.0,
         rows_of: RowsOf | None = None,
     ) -> None:
         """`rows_of` is for a layout with embedding tables."""
         self.name, self.generation, self._outbox = name, generation, Outbox(send, generation)
         self._layout, self._start, self._now = layout, start, now
         self._table = WorkerTable(layout)
-        self._pulling = Pulling(layout, self._table, self._outbox, now, retry_seconds, rows_of)
+        self._pulling = Pulling(layout, self._table, self._outbox, now, rows_of)
         self._members: dict[str, int] = {}  # the lowest accepted generation, by process
         self.refused = 0  # messages of an older view or generation
         self._work: Release | None = None  # the cycle that it is in

@@ -22,7 +22,7 @@ def made():
     sent, clock = [], SimpleNamespace(seconds=0.0)
     outbox, table = Outbox(lambda receiver, message: sent.append((receiver, message.head)), 1), WorkerTable(LAYOUT)
     table.reset(OWNERS, 10)
-    pulling = Pulling(LAYOUT, table, outbox, lambda: clock.seconds, retry_seconds=2.0, rows_of=None)
+    pulling = Pulling(LAYOUT, table, outbox, lambda: clock.seconds, rows_of=None)
     return SimpleNamespace(pulling=pulling, table=table, sent=sent, clock=clock)
 
 
