@@ -14,10 +14,11 @@ from harness.record import MADE_BY
 from harness.scenario import embedded, job, load
 from simulators.calibration.fit import fit_all
 from simulators.calibration.links import FORMS, UNEVEN_BYTES, Sharing
-from simulators.calibration.model import Constants, Row
+from simulators.calibration.model import Constants
 from simulators.calibration.output import Provenance, digest
-from simulators.calibration.recordings import Recording, joined, read_tables, with_snapshots
-from simulators.calibration.selection import EVERYTHING, Selection
+from simulators.calibration.recorded.recordings import Recording, joined, read_tables, with_snapshots
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.selection import EVERYTHING, Selection
 from simulators.calibration.validation import Ablation, Check, ablated, as_chosen, check, check_other, lacking
 from simulators.cluster.cluster import Discipline
 from simulators.workloads.catalogue import workload, workloads

@@ -15,7 +15,7 @@ from harness.cli.trace import TRACE_HELP, trace_folder
 if TYPE_CHECKING:
     from harness.calibrating import GivenConstants, ReadRecording
     from simulators.calibration.fit import Fit
-    from simulators.calibration.selection import Selection
+    from simulators.calibration.recorded.selection import Selection
     from simulators.calibration.validation import Check
 
 __all__ = ["add_calibrate", "add_fidelity"]
@@ -246,7 +246,7 @@ def _text(file: Path) -> str:
 
 def _selected(text: str) -> tuple[Path, Selection]:
     """An argument that names a trace, or some of its runs and settings."""
-    from simulators.calibration.selection import parse
+    from simulators.calibration.recorded.selection import parse
 
     try:
         name, wanted = parse(text)

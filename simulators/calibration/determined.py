@@ -11,7 +11,8 @@ from scipy.optimize import least_squares
 from scipy.stats import f
 
 from simulators.calibration.least_squares import LEAST_NOISE, SHARES, TimesProblem, TimesSolution
-from simulators.calibration.model import Constants, Row, WorkerTime
+from simulators.calibration.model import Constants
+from simulators.calibration.recorded.row import Row, WorkerTime
 
 __all__ = ["fit_determined", "fittable", "scaled_samples"]
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from simulators.calibration.model import Row
+from simulators.calibration.recorded.row import Row
 
 __all__ = ["Discrepancy", "positions"]
 

@@ -28,7 +28,10 @@ from simulators.calibration.discrepancy import Discrepancy
 from simulators.calibration.draws import DRAWN
 from simulators.calibration.least_squares import TimesProblem, clearly_less, coded, decoded, engine_mean, with_logs
 from simulators.calibration.links import Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import SEEDS, Constants, Row, comparable, plants, simulated_seconds, with_speeds
+from simulators.calibration.model import Constants, plants
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.speeds import comparable, with_speeds
+from simulators.calibration.simulations import SEEDS, simulated_seconds
 
 __all__ = [
     "NO_FREEDOM",

@@ -20,8 +20,10 @@ from scipy.stats import norm, t
 from simulators.calibration import closed_form
 from simulators.calibration.closed_form import Spans
 from simulators.calibration.discrepancy import Discrepancy, positions
-from simulators.calibration.model import SEEDS, Constants, Estimate, Row, plants, simulated
-from simulators.calibration.stragglers import ERROR_OF_MEDIAN
+from simulators.calibration.model import Constants, plants
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.stragglers import ERROR_OF_MEDIAN
+from simulators.calibration.simulations import SEEDS, Estimate, simulated
 
 __all__ = [
     "LEAST_NOISE",

@@ -30,7 +30,9 @@ from scipy.stats import t
 
 from simulators.calibration.determined import fit_determined, fittable
 from simulators.calibration.least_squares import TimesProblem, TimesSolution
-from simulators.calibration.model import Constants, Row, Switch, comparable
+from simulators.calibration.model import Constants, Switch
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.speeds import comparable
 from simulators.cluster.cluster import Discipline
 
 __all__ = ["FORMS", "QUEUES", "UNEVEN_BYTES", "OtherSharing", "Sharing", "SharingChoice", "choose", "told_apart"]

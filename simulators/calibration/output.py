@@ -14,11 +14,14 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
-from simulators.calibration.fit import NO_FREEDOM, Fit, Row
+from simulators.calibration.fit import NO_FREEDOM, Fit
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import ALIKE, demand, with_speeds
-from simulators.calibration.recordings import Recording
-from simulators.calibration.staleness import LEVEL, PROXY, Effort, fitted_rate, proxy_ratio, ratio
+from simulators.calibration.model import demand
+from simulators.calibration.recorded.efforts import LEVEL, Effort
+from simulators.calibration.recorded.recordings import Recording
+from simulators.calibration.recorded.row import ALIKE, Row
+from simulators.calibration.recorded.speeds import with_speeds
+from simulators.calibration.staleness import PROXY, fitted_rate, proxy_ratio, ratio
 from simulators.workloads.workload import Demand
 
 __all__ = ["Provenance", "digest", "misfits", "to_toml"]

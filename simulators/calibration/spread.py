@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from simulators.calibration.fit import Fit, closed_form_cycles, cycles, slopes
-from simulators.calibration.model import Row
+from simulators.calibration.recorded.row import Row
 
 __all__ = ["LEVEL_PERCENT", "Residual", "log_half_widths", "row_noise"]
 

@@ -9,14 +9,13 @@ proxy's rate is constant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
-import polars as pl
 
+from simulators.calibration.recorded.efforts import Effort
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import profile
@@ -25,51 +24,14 @@ from simulators.system import SimulatedSystem
 from simulators.workloads.catalogue import workload
 from tuners.actions import Run, Setting, Target
 
-__all__ = ["LEVEL", "PROXY", "Effort", "efforts", "fitted_rate", "proxy_ratio", "ratio"]
+__all__ = ["PROXY", "fitted_rate", "proxy_ratio", "ratio"]
 
-LEVEL = 0.7  # accuracy to reach, as a share of the best
 _RATES = (0.05, 0.1, 0.15, 0.18, 0.2, 0.21, 0.22, 0.225, 0.228, 0.231, 0.234, 0.236, 0.238, 0.24, 0.242)
 PROXY = "digits-mlp"
 _MOMENTUM, _BATCH = 0.9, 16
 _ACCURACY = 0.87  # that the proxy must reach
 _SEEDS = (0, 1, 2, 3, 4)
 _MOST = 3000  # mini-batches after which a run of the proxy stops
-
-
-class Effort(NamedTuple):
-    """The mini-batches that one run took to reach the accuracy."""
-
-    workload: str
-    run: str
-    policy: str  # of the whole run
-    workers: int
-    minibatches: int
-
-
-def efforts(tables: Mapping[str, pl.DataFrame]) -> list[Effort]:
-    """The effort of each run with one policy (asp or bsp) and one batch size that reached the accuracy, without variants."""
-    progress = tables.get("progress")
-    if progress is None or "accuracy" not in progress.columns:
-        return []
-    each = (
-        tables["settings"]
-        .group_by("run")
-        .agg(pl.col("policy").unique(), pl.col("workers").first(), pl.col("batch_size").n_unique().alias("batches"))
-    )
-    pure = each.filter(pl.col("policy").list.len() == 1, pl.col("batches") == 1, pl.col("workers").is_not_null())
-    runs = pure.with_columns(pl.col("policy").list.first()).filter(pl.col("policy").is_in(["asp", "bsp"]))
-    plain = ~pl.col("extras").fill_null("{}").str.contains('"variant": "[^"]')  # variants are single, special experiments
-    named = runs.join(tables["runs"].filter(plain).select("run", "workload"), on="run").drop_nulls("workload")
-    seen = progress.drop("policy").filter(pl.col("accuracy").is_not_null()).join(named, on="run").sort("run", "steps")
-    many = seen.filter(pl.len().over("run") > 5)
-    found = []
-    for (job,), mine in many.group_by("workload", maintain_order=True):
-        best = mine.group_by("policy").agg(pl.col("accuracy").max())["accuracy"]
-        reached = mine.filter(pl.col("accuracy") >= LEVEL * best.min()).group_by("run", maintain_order=True).first()  # type: ignore[operator]
-        for r in reached.sort("run").to_dicts():
-            steps = r["steps"] * (r["workers"] if r["policy"] == "bsp" else 1)
-            found.append(Effort(str(job), r["run"], r["policy"], r["workers"], steps))
-    return found
 
 
 def ratio(found: Sequence[Effort]) -> float:

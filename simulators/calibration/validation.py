@@ -29,11 +29,14 @@ from scipy.optimize import nnls
 
 from simulators.calibration.fit import Estimates, Fit, closed_form_computing, closed_form_cycles, completed, cycles, fit_all
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import Constants, Row, with_speeds
+from simulators.calibration.model import Constants
 from simulators.calibration.output import Provenance
-from simulators.calibration.recordings import Recording, with_links_of
+from simulators.calibration.recorded.efforts import LEVEL, Effort
+from simulators.calibration.recorded.recordings import Recording, with_links_of
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.speeds import with_speeds
 from simulators.calibration.spread import Residual, log_half_widths, row_noise
-from simulators.calibration.staleness import LEVEL, Effort, fitted_rate, proxy_ratio, ratio
+from simulators.calibration.staleness import fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.reconfiguration import Load, plan_of
 from tuners.actions import Setting

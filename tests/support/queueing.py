@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from simulators.calibration.recordings import Recording, read_tables
+from simulators.calibration.recorded.recordings import Recording, read_tables
 from traces.importers.source import table
 
 __all__ = ["Network", "tables"]

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from harness.cli.main import main
-from simulators.calibration.recordings import read_tables
+from simulators.calibration.recorded.recordings import read_tables
 from traces.convert import to_csv
 from traces.own_tables import from_tables
 from traces.parts import check_trace, origin, scan

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.calibrating import GivenConstants
-from simulators.calibration import closed_form, model
+from simulators.calibration import closed_form, simulations
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import cycles, fit_all
 from simulators.calibration.links import Sharing
-from simulators.calibration.model import with_speeds
+from simulators.calibration.recorded.speeds import with_speeds
 from simulators.calibration.spread import log_half_widths
 from simulators.cluster.cluster import Discipline
 from tests.support.queueing import Network, recording
@@ -33,8 +33,11 @@ Settings = list[tuple[str, int, int, int]]
 KINDS = ("like", "larger", "unlike")
 MOST_WORKERS = 5  # of fitted rows
 SHORT = (
-    *((model, name, value) for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2))),
-    *((model, name, value) for name, value in (("_PRECISE", 0.01), ("SEEDS", 8))),
+    *(
+        (simulations, name, value)
+        for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2))
+    ),
+    *((simulations, name, value) for name, value in (("_PRECISE", 0.01), ("SEEDS", 8))),
     *((search, name, value) for name, value in (("_EVALUATIONS", 20), ("_ROUNDS", 2))),
     (closed_form, "_ROUNDS", 20),
 )

@@ -15,13 +15,16 @@ import pytest
 from scipy.optimize import least_squares
 
 from harness.cli import main
-from simulators.calibration import closed_form, model, validation
+from simulators.calibration import closed_form, simulations, validation
 from simulators.calibration import least_squares as search
-from simulators.calibration.fit import Constants, Row, closed_form_cycles, completed, fit, fit_all, predicted
-from simulators.calibration.model import WorkerTime, on_machines, plant, simulated, with_speeds
+from simulators.calibration.fit import Constants, closed_form_cycles, completed, fit, fit_all, predicted
+from simulators.calibration.model import cluster, plant
 from simulators.calibration.output import Provenance, to_toml
-from simulators.calibration.recordings import Recording, read_tables, with_snapshots
-from simulators.calibration.selection import EVERYTHING, Selection
+from simulators.calibration.recorded.recordings import Recording, read_tables, with_snapshots
+from simulators.calibration.recorded.row import Row, WorkerTime
+from simulators.calibration.recorded.selection import EVERYTHING, Selection
+from simulators.calibration.recorded.speeds import on_machines, with_speeds
+from simulators.calibration.simulations import simulated
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.validation import HELD_OUT, LARGER, check
 from simulators.cluster.profiles import load_profiles
@@ -55,7 +58,7 @@ def row(workers, servers, batch=16, threads=1, policy="asp", **more):
 def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time: a little less exact, and much faster."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
     monkeypatch.setattr(search, "_ROUNDS", 1)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
     monkeypatch.setattr(search, "least_squares", partial(_roughly, search.least_squares))
@@ -95,7 +98,7 @@ def test_snapshots_slow_a_cycle_by_their_own_transfer_or_not_at_all():
     assert simulated(given, often).spans.cycle == pytest.approx(2.0 + 1 / 10, rel=1e-3)
     assert simulated(given, replace(often, cycle_snapshot_clocks=0)).spans.cycle == pytest.approx(2.0, rel=1e-3)
     assert simulated(replace(given, snapshots=False), often).spans.cycle == pytest.approx(2.0, rel=1e-3)
-    seconds, _ = model.simulated_seconds(given, often, 100)  # the fifth begins with the last push
+    seconds, _ = simulations.simulated_seconds(given, often, 100)  # the fifth begins with the last push
     assert seconds == pytest.approx(2.0 * 99 + 4)
 
 
@@ -124,9 +127,9 @@ def test_seeds_side_by_side_are_what_each_is_alone():
     """Also where a link is delayed from the beginning, which the control plane puts in force."""
     delayed = row(4, 2, delays=(0.3, 0.0, 0.0, 0.0, 0.1))
     for one in (row(3, 2), row(4, 1, policy="bsp"), delayed):
-        each = [model.system_of(TRUE, one, seed).perform(Run(clocks=50)).pushes for seed in (0, 1, 2, 3)]
+        each = [simulations.system_of(TRUE, one, seed).perform(Run(clocks=50)).pushes for seed in (0, 1, 2, 3)]
         alone = np.array([(p.seconds, p.compute_seconds, p.pull_seconds, p.push_seconds) for p in each])
-        assert model.pushes_of(TRUE, one, range(4), 50) == pytest.approx(alone.swapaxes(1, 2), rel=1e-12)
+        assert simulations.pushes_of(TRUE, one, range(4), 50) == pytest.approx(alone.swapaxes(1, 2), rel=1e-12)
 
 
 def test_with_uneven_shares_some_push_while_others_pull():
@@ -142,7 +145,7 @@ def test_with_uneven_shares_some_push_while_others_pull():
 def test_uneven_pushes_share_a_server_as_their_senders_send():
     """The queue of the server's link has twice as much of a worker whose own link is twice as fast."""
     given = Constants(cores=1, model_bytes=1e6, nic_bytes_per_second=1e6, jitter=0.0, discipline="uneven")
-    inputs = model.system_of(given, row(2, 1, nics=(2.0, 1.0, 1.5)), 0).branches[0].inputs
+    inputs = simulations.system_of(given, row(2, 1, nics=(2.0, 1.0, 1.5)), 0).branches[0].inputs
     waiting = timing.all_waiting(len(inputs.nic), np.zeros(len(inputs.nic)), uneven=True)
     pushing = np.arange(len(inputs.nic)) < 2
     flight = waiting._replace(phase=np.where(pushing, timing.PUSH, timing.WAIT), remaining=np.where(pushing, 1e6, 0.0))
@@ -1153,7 +1156,7 @@ def test_rows_have_the_links_of_their_nodes():
     assert one.nics == (1.0, 2.0, 1.0, 0.5)
     assert one.all_pushes == 180
     assert one.all_seconds == pytest.approx(60 * 0.7, rel=0.1)
-    made = model.cluster(replace(TRUE, nic_bytes_per_second=1e6), one.setting_only())
+    made = cluster(replace(TRUE, nic_bytes_per_second=1e6), one.setting_only())
     assert [kind.nic_bytes_per_second for _, kind in made.nodes] == [1e6, 2e6, 1e6, 5e5]
 
 

@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from simulators.calibration import closed_form, model
+from simulators.calibration import closed_form, simulations
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import closed_form_cycles, cycles, fit_all
-from simulators.calibration.model import Constants, Row, plant, system_of, with_speeds
-from simulators.calibration.recordings import read_tables
+from simulators.calibration.model import Constants, plant
+from simulators.calibration.recorded.recordings import read_tables
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.speeds import with_speeds
+from simulators.calibration.simulations import system_of
 from simulators.calibration.spread import log_half_widths
 from traces.importers.source import table
 from tuners.actions import Run
@@ -44,7 +47,7 @@ def short(monkeypatch):
         ("_PRECISE", 0.01),
         ("SEEDS", 4),
     ):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
 
 
 def truth(rng):

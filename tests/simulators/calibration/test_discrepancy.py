@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from simulators.calibration.discrepancy import Discrepancy, positions
-from simulators.calibration.fit import Row
+from simulators.calibration.recorded.row import Row
 
 NOISE = 0.04
 SMALL = [(w, s) for w in (1, 2, 3, 4, 5, 6) for s in (1, 2, 4, 8)]

@@ -7,9 +7,10 @@ import pytest
 
 from simulators.calibration.draws import draw_of
 from simulators.calibration.fit import fit
-from simulators.calibration.model import Constants, Row
+from simulators.calibration.model import Constants
 from simulators.calibration.output import Provenance, to_toml
-from simulators.calibration.recordings import Recording
+from simulators.calibration.recorded.recordings import Recording
+from simulators.calibration.recorded.row import Row
 from simulators.cluster.profiles import load_profiles
 from simulators.workloads.catalogue import load_workloads
 from tests.support.made_up import calibrated_toml

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from harness.calibrating import GivenConstants
-from simulators.calibration import closed_form, fit, links, model
+from simulators.calibration import closed_form, fit, links, simulations
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import fit_all
 from simulators.calibration.links import FORMS, OtherSharing, Sharing, SharingChoice, choose, told_apart
-from simulators.calibration.model import Constants, Row, simulated
+from simulators.calibration.model import Constants
 from simulators.calibration.output import Provenance, to_toml
-from simulators.calibration.recordings import Recording
+from simulators.calibration.recorded.recordings import Recording
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.simulations import simulated
 from tests.support.marks import slow
 
 TRUE = Constants(
@@ -34,7 +36,7 @@ GRID = [(policy, workers, servers) for policy in ("bsp", "asp") for workers in (
 def short(monkeypatch):
     """Simulate fewer pushes and search for a shorter time."""
     for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
     monkeypatch.setattr(search, "_EVALUATIONS", 15)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 

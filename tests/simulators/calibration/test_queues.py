@@ -11,11 +11,13 @@ import pytest
 
 from harness.calibrating import GivenConstants
 from harness.cli import main
-from simulators.calibration import closed_form, model
+from simulators.calibration import closed_form, simulations
 from simulators.calibration import least_squares as search
 from simulators.calibration.fit import cycles, fit_all
 from simulators.calibration.links import FORMS, Sharing, told_apart
-from simulators.calibration.model import Constants, Row, plant, simulated
+from simulators.calibration.model import Constants, plant
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.simulations import simulated
 from simulators.calibration.spread import log_half_widths
 from tests.support.marks import slow
 from tests.support.queueing import Network, recording, tables
@@ -35,7 +37,7 @@ NEW = [
 def short(monkeypatch):
     """Simulate fewer pushes and seeds."""
     for name, value in (("_PUSHES", 400), ("_CYCLES", 20), ("_WARM_UP", 10), ("_LEAST_SEEDS", 2), ("_PRECISE", 0.02)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
     monkeypatch.setattr(search, "_EVALUATIONS", 20)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)
 

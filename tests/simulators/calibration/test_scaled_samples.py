@@ -13,9 +13,11 @@ from simulators.calibration import least_squares as search
 from simulators.calibration.closed_form import spans
 from simulators.calibration.determined import scaled_samples
 from simulators.calibration.fit import NO_FREEDOM, fit
-from simulators.calibration.model import Constants, Row, WorkerTime, cluster, plant, with_speeds
+from simulators.calibration.model import Constants, cluster, plant
 from simulators.calibration.output import Provenance, to_toml
-from simulators.calibration.recordings import Recording
+from simulators.calibration.recorded.recordings import Recording
+from simulators.calibration.recorded.row import Row, WorkerTime
+from simulators.calibration.recorded.speeds import with_speeds
 from simulators.cluster.profiles import node_seconds
 from simulators.workloads.workload import Demand
 

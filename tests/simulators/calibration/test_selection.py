@@ -10,9 +10,9 @@ import pytest
 
 from harness.cli import main
 from simulators.calibration import least_squares as search
-from simulators.calibration import model
-from simulators.calibration.recordings import read_tables
-from simulators.calibration.selection import EVERYTHING, Selection, parse
+from simulators.calibration import simulations
+from simulators.calibration.recorded.recordings import read_tables
+from simulators.calibration.recorded.selection import EVERYTHING, Selection, parse
 from traces.importers.source import table
 from traces.own_tables import from_tables
 from traces.parts import Origin, TraceWriter, is_like
@@ -103,7 +103,7 @@ def test_fit_and_predict_need_each_other(arguments, message, tmp_path, capsys):
 def test_a_calibration_to_some_settings_is_that_of_a_trace_of_these(tmp_path, capsys, monkeypatch):
     """Of a recording of whole runs. The file says what was selected, and its constants are those of the selected runs."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
     monkeypatch.setattr(search, "_ROUNDS", 1)
     seconds = {(w, b): 10.0 * (0.2 + 0.03 * w + 0.02 * b) for w in (1, 2, 3, 4) for b in (8, 16, 32)}
     whole, small = tmp_path / "whole", tmp_path / "small"

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulators.calibration import closed_form, model
+from simulators.calibration import closed_form, simulations
 from simulators.calibration.closed_form import Stations
-from simulators.calibration.model import Constants, Row, plant, simulated
+from simulators.calibration.model import Constants, plant
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.simulations import simulated
 
 LINK = 100.0
 GIVEN = Constants(
@@ -26,7 +28,7 @@ GIVEN = Constants(
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     for name, value in (("_PUSHES", 800), ("_CYCLES", 20), ("_PRECISE", 0.01)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
 
 
 def row(workers, servers, policy="asp", **more):

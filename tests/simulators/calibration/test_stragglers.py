@@ -10,9 +10,12 @@ import polars as pl
 import pytest
 
 from simulators.calibration import closed_form
-from simulators.calibration.model import Constants, Row, plant, simulated, system_of, with_speeds
-from simulators.calibration.recordings import read_tables
-from simulators.calibration.stragglers import Sleeper, sleepers
+from simulators.calibration.model import Constants, plant
+from simulators.calibration.recorded.recordings import read_tables
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.speeds import with_speeds
+from simulators.calibration.recorded.stragglers import Sleeper, sleepers
+from simulators.calibration.simulations import simulated, system_of
 from traces.importers.source import table
 from tuners.actions import Run
 

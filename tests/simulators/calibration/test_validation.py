@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from simulators.calibration import closed_form, model, validation
+from simulators.calibration import closed_form, simulations, validation
 from simulators.calibration import least_squares as search
 from simulators.calibration.discrepancy import Discrepancy, positions
-from simulators.calibration.fit import Constants, Fit, Row, closed_form_cycles, fit_all, predicted
+from simulators.calibration.fit import Constants, Fit, closed_form_cycles, fit_all, predicted
 from simulators.calibration.output import Provenance
-from simulators.calibration.recordings import Noise, Recording, joined, with_links_of
+from simulators.calibration.recorded.recordings import Noise, Recording, joined, with_links_of
+from simulators.calibration.recorded.row import Row
+from simulators.calibration.recorded.stragglers import Sleeper
 from simulators.calibration.spread import log_half_widths
-from simulators.calibration.stragglers import Sleeper
 from simulators.calibration.validation import LARGER, OTHER, UNLIKE, ablated, check, check_other, lacking
 
 ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
@@ -112,7 +113,7 @@ def test_the_plain_form_has_an_interval_from_its_errors_with_own_combinations_le
 @pytest.mark.slow
 def test_the_closed_network_needs_no_simulation(monkeypatch):
     """Rows that the closed form made are fitted by it exactly, and predicted; its interval is as the simulator's is made."""
-    monkeypatch.setattr(model, "pushes_of", None)
+    monkeypatch.setattr(simulations, "pushes_of", None)
     true = Constants(cores=1, sample_seconds=0.02, apply_seconds=0.3, jitter=0.05)
     bare = [row(w, s, b) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32)]
     made = [replace(r, cycle_seconds=float(c)) for r, c in zip(bare, closed_form_cycles(true, bare), strict=True)]
@@ -206,13 +207,13 @@ def test_means_are_taken_over_seeds_until_they_are_precise():
     """Noise needs more seeds, up to a limit; what is told is the error of the mean."""
     rng = np.random.default_rng(0)
     quiet, noisy, wild = (
-        model.over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
+        simulations.over_seeds(lambda seeds, s=s: 1 + s * rng.standard_normal((len(seeds), 1))) for s in (0.001, 0.02, 0.5)
     )
     assert len(quiet) == 4
     assert 8 <= len(noisy) <= 32
-    assert model.relative_error(noisy[:, 0]) <= 0.005
+    assert simulations.relative_error(noisy[:, 0]) <= 0.005
     assert len(wild) == 64
-    assert model.relative_error(wild[:, 0]) == pytest.approx(0.5 / 8, rel=0.3)
+    assert simulations.relative_error(wild[:, 0]) == pytest.approx(0.5 / 8, rel=0.3)
 
 
 def with_residuals(residuals, **more):
@@ -288,7 +289,7 @@ def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
 def test_without_a_part_the_same_cycles_are_predicted_by_a_fit_that_lacks_it(monkeypatch):
     """Servers that take .3 s per push: without their updates, the fit has no constant for what more workers wait."""
     for name, value in (("_PUSHES", 120), ("_CYCLES", 10), ("_WARM_UP", 5), ("_LEAST_SEEDS", 2), ("_PRECISE", 1.0)):
-        monkeypatch.setattr(model, name, value)
+        monkeypatch.setattr(simulations, name, value)
     for name, value in (("_ROUNDS", 1), ("_EVALUATIONS", 15)):
         monkeypatch.setattr(search, name, value)
     monkeypatch.setattr(closed_form, "_ROUNDS", 20)

@@ -1,0 +1,1 @@
+"""What calibration reads of a recording: one row per run and setting."""
