@@ -12,8 +12,8 @@ from scipy.stats import binomtest, kendalltau
 
 from reports.fidelity.repetitions import Told, exact, exact_of_cycles, once_more, repeated
 from reports.figures.predicted import FORMS, Form
+from simulators.calibration.predictions import COMPLETION, Prediction
 from simulators.calibration.spread import LEVEL_PERCENT
-from simulators.calibration.validation import COMPLETION, Prediction
 
 __all__ = [
     "EXACT",

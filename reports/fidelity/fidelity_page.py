@@ -49,8 +49,9 @@ from reports.figures.drawing import Drawing
 from reports.figures.predicted import FORMS, against_recorded, residuals
 from reports.templates.rendering import fill
 from simulators.calibration.fit import NO_FREEDOM
+from simulators.calibration.predictions import COMPLETION, Prediction
 from simulators.calibration.spread import LEVEL_PERCENT
-from simulators.calibration.validation import COMPLETION, Check, Prediction
+from simulators.calibration.validation import Check
 from traces.store import write_bytes
 
 __all__ = ["files", "page", "write"]

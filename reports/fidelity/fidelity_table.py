@@ -21,8 +21,9 @@ from reports.fidelity.findings import (
     verdict_sentences,
 )
 from simulators.calibration.fit import NO_FREEDOM
+from simulators.calibration.predictions import COMPLETION
 from simulators.calibration.spread import LEVEL_PERCENT
-from simulators.calibration.validation import COMPLETION, Check
+from simulators.calibration.validation import Check
 
 __all__ = ["tables", "text"]
 

@@ -31,8 +31,9 @@ from reports.fidelity.errors import (
 from reports.fidelity.repetitions import repeated
 from reports.figures.predicted import FORMS
 from simulators.calibration.output import misfits
+from simulators.calibration.predictions import HELD_OUT, OTHER, Prediction
 from simulators.calibration.spread import LEVEL_PERCENT
-from simulators.calibration.validation import HELD_OUT, OTHER, Check, Prediction
+from simulators.calibration.validation import Check
 
 __all__ = [
     "AblationRow",

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from simulators.calibration.validation import Prediction
+from simulators.calibration.predictions import Prediction
 
 __all__ = ["SAMPLES", "Told", "exact", "exact_of_cycles", "once_more", "repeated"]
 

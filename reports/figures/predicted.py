@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from reports.figures.drawing import BLUE, COLORS, GREEN, MUTED, ORANGE, Drawing, canvas, drawn
+from simulators.calibration.predictions import LARGER, UNLIKE, Prediction
 from simulators.calibration.spread import LEVEL_PERCENT
-from simulators.calibration.validation import LARGER, UNLIKE, Prediction
 
 __all__ = ["FORMS", "Form", "against_recorded", "residuals"]
 

@@ -20,7 +20,8 @@ from reports.fidelity.fidelity_table import text as terminal_text
 from reports.fidelity.findings import misses, recording_title, tau_text, verdict_sentences
 from simulators.calibration.fit import Constants, Fit
 from simulators.calibration.output import Provenance
-from simulators.calibration.validation import COMPLETION, LARGER, OTHER, Ablation, Check, Prediction
+from simulators.calibration.predictions import COMPLETION, LARGER, OTHER, Prediction
+from simulators.calibration.validation import Ablation, Check
 
 FOLDER = os.environ.get("HARNESS_RECORDINGS", "")
 

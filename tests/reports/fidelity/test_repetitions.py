@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reports.fidelity.repetitions import exact, once_more, repeated
-from simulators.calibration.validation import Prediction
+from simulators.calibration.predictions import Prediction
 
 
 def recorded(*settings):

@@ -20,13 +20,14 @@ from simulators.calibration import least_squares as search
 from simulators.calibration.fit import Constants, closed_form_cycles, completed, fit, fit_all, predicted
 from simulators.calibration.model import cluster, plant
 from simulators.calibration.output import Provenance, to_toml
+from simulators.calibration.predictions import HELD_OUT, LARGER
 from simulators.calibration.recorded.recordings import Recording, read_tables, with_snapshots
 from simulators.calibration.recorded.row import Row, WorkerTime
 from simulators.calibration.recorded.selection import EVERYTHING, Selection
 from simulators.calibration.recorded.speeds import on_machines, with_speeds
 from simulators.calibration.simulations import simulated
 from simulators.calibration.spread import log_half_widths
-from simulators.calibration.validation import HELD_OUT, LARGER, check
+from simulators.calibration.validation import check
 from simulators.cluster.profiles import load_profiles
 from simulators.engine import timing
 from simulators.reconfiguration.costs import Costs

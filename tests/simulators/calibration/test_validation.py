@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from simulators.calibration import closed_form, simulations, validation
+from simulators.calibration import closed_form, predictions, simulations, validation
 from simulators.calibration import least_squares as search
 from simulators.calibration.discrepancy import Discrepancy, positions
 from simulators.calibration.fit import Constants, Fit, closed_form_cycles, fit_all, predicted
 from simulators.calibration.output import Provenance
+from simulators.calibration.predictions import LARGER, OTHER, UNLIKE
 from simulators.calibration.recorded.recordings import Noise, Recording, joined, with_links_of
 from simulators.calibration.recorded.row import Row
 from simulators.calibration.recorded.stragglers import Sleeper
 from simulators.calibration.spread import log_half_widths
-from simulators.calibration.validation import LARGER, OTHER, UNLIKE, ablated, check, check_other, lacking
+from simulators.calibration.validation import ablated, check, check_other, lacking
 
 ORIGIN = Provenance("made up", "tests", "ours", "0" * 64, "harness calibrate TRACE", "harness")
 
@@ -85,11 +86,11 @@ def test_the_plain_form_is_fitted_to_all_other_combinations():
     law = [
         replace(r, cycle_seconds=0.1 + 0.01 * r.batch_size + 0.05 * r.servers + 0.2 * r.workers / r.servers) for r in GRID
     ]
-    told = validation.left_out(law).cycle.seconds
+    told = predictions.left_out(law).cycle.seconds
     assert told == pytest.approx([r.cycle_seconds for r in law], rel=1e-6)
     changed = [replace(r, cycle_seconds=99.0) if r.combination == ("asp", 4, 1) else r for r in law]
     mine = [r.combination == ("asp", 4, 1) for r in law]
-    assert validation.left_out(changed).cycle.seconds[mine] == pytest.approx(told[mine])
+    assert predictions.left_out(changed).cycle.seconds[mine] == pytest.approx(told[mine])
 
 
 def test_the_plain_form_has_an_interval_from_its_errors_with_own_combinations_left_out():
@@ -103,11 +104,11 @@ def test_the_plain_form_has_an_interval_from_its_errors_with_own_combinations_le
     inside = []
     for _ in range(20):
         rows = [noisy(r) for r in GRID]
-        told = validation.left_out(rows)
+        told = predictions.left_out(rows)
         inside.extend(abs(np.log([r.cycle_seconds for r in rows] / told.cycle.seconds)) < told.widths[:, 0, 0])
     assert 0.88 < np.mean(inside) < 0.96  # of 640, of which rows of one recording are not independent
     few = [r for r in GRID if r.policy == "asp" and r.workers == 1 and r.servers == 1]
-    assert np.isnan(validation.left_out(few).widths).all()  # one combination tells nothing
+    assert np.isnan(predictions.left_out(few).widths).all()  # one combination tells nothing
 
 
 @pytest.mark.slow
