@@ -16,7 +16,8 @@ from tuners.actions import Job, Rejected, Setting
 if TYPE_CHECKING:
     from harness.scenario.description import Scenario
     from harness.scenario.tables import RecordedTable
-    from traces.replay import Recorded, RecordedSystem
+    from traces.recorded_runs import Recorded
+    from traces.replay import RecordedSystem
 
 __all__ = ["CLUSTER", "check_target", "job", "show", "system"]
 
@@ -27,7 +28,7 @@ CLUSTER = Cluster((("workers", _PLACEHOLDER), ("servers", _PLACEHOLDER)))
 
 def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
     """The job as tuners see it. Raises ValueError if there are no such runs, or none under the start setting."""
-    from traces.replay import recorded_job
+    from traces.recorded_runs import recorded_job
 
     try:
         return recorded_job(
@@ -70,7 +71,7 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 
 def show(scenario: Scenario, table: RecordedTable) -> str:
     """The scenario's file under a comment that summarises the recorded runs."""
-    from traces.replay import change_seconds
+    from traces.recorded_runs import change_seconds
 
     seen, runs = job(scenario, table, 0), _runs_of(scenario, table)
     count, recorded = len(runs), change_seconds(runs)
@@ -106,7 +107,7 @@ def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=32)
 def _runs(folder: Path, workload: str, pattern: str, files: tuple[Any, ...]) -> tuple[Recorded, ...]:
-    from traces.replay import recorded_runs
+    from traces.recorded_runs import recorded_runs
 
     del files  # they are a part of the cache's key
 

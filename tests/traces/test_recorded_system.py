@@ -21,7 +21,8 @@ from tests.support.recordings import MADE, lay
 from traces.importers import import_trace
 from traces.own_tables import from_tables
 from traces.parts import scan
-from traces.replay import Recorded, RecordedSystem, recorded_job, recorded_runs
+from traces.recorded_runs import Recorded, recorded_job, recorded_runs
+from traces.replay import RecordedSystem
 from traces.schema import setting_text
 from traces.shipped import locate
 from tuners import registry

@@ -6,7 +6,8 @@ import pytest
 
 from harness.drive import play
 from tests.tuners.joint.test_joint import fixed
-from traces.replay import Recorded, RecordedSystem, recorded_job
+from traces.recorded_runs import Recorded, recorded_job
+from traces.replay import RecordedSystem
 from tuners.actions import Evaluation, Reconfigure, Setting, Target
 from tuners.joint import joint
 from tuners.prices import Rate
