@@ -265,7 +265,7 @@ class Branch:
         self.state = changes.all_stopped(self.inputs, self.state, now)
 
     def stop_workers(self, nodes: frozenset[str], now: float) -> None:
-        """These nodes are in no mini-batch from now on; a gradient in progress there is lost."""
+        """Take these nodes out of their mini-batches, now; a gradient in progress there is lost."""
         stopped = np.asarray([n.name in nodes for n in self.context.job.nodes])
         self.state = changes.workers_stopped(self.state, stopped, now)
 

@@ -47,7 +47,7 @@ class Checkpoints:
         self._last_seconds = 0.0  # when it was completed, on the branch's clock
 
     def copy(self) -> Checkpoints:
-        """Those of a branch that continues from here. What was written is shared: it never changes."""
+        """The checkpoints of a branch that continues from here. What was written is shared: it never changes."""
         return copy.copy(self)
 
     def due_seconds(self, every_seconds: float) -> float:

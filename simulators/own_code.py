@@ -186,7 +186,7 @@ class _Finder:
         self.packages: dict[str, OwnCode] = {}
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """As `importlib` asks."""
+        """The spec of a module, as `importlib` asks for it."""
         code = self.packages.get(name.partition(".")[0])
         return None if code is None else code.find(name)
 

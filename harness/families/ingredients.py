@@ -56,7 +56,7 @@ class Machines:
         return found
 
     def speed(self, node: int) -> float:
-        """Of all cores of a node together, in reference cores."""
+        """Speed of all cores of a node together, in reference cores."""
         kind = profile(self.types[node])
         return kind.cores * sum(d.speed for d in kind.devices)
 

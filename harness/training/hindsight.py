@@ -150,7 +150,7 @@ class Judged(NamedTuple):
 
     @property
     def best_seconds(self) -> float:
-        """Of the fastest rule."""
+        """Seconds of the fastest rule."""
         return min(self.rules.values())
 
 

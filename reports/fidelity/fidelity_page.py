@@ -217,7 +217,7 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
 
 
 def _drawings(made: Check, name: str) -> list[Drawing]:
-    """Of the cycles; none where the recording has none."""
+    """The drawings of predicted cycles; none where the recording has no cycles."""
     rows = [p for _, some in by_split(made.predictions) for p in some]
     rival = best_closed_form(rows)
     return [against_recorded(rows, rival, name), residuals(rows, rival, f"{name}b")] if rows else []
@@ -230,7 +230,7 @@ def _group_row(name: str, rows: list[Prediction], kinds: Sequence[tuple[str, Cal
 
 
 def _constants(made: Check) -> list[_ConstantRow]:
-    """Those fitted to all rows of a workload, then those it takes from other workloads."""
+    """The constants fitted to all rows of a workload, then those that it takes from other workloads."""
     rows = []
     for workload, fit in made.fits.items():
         for name, ends in fit.intervals.items():

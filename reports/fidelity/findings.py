@@ -265,7 +265,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
-    """Of which settings the rows are that are off by more than the 95th percentile may be."""
+    """The settings of the rows that are off by more than the 95th percentile may be."""
     off = [(p, p.held_out / p.recorded - 1) for p in rows if math.isfinite(p.held_out)]
     far = [(p, x) for p, x in off if abs(x) > P95]
     kinds = Counter(

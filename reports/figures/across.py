@@ -116,7 +116,7 @@ def _labels(arenas: list[str]) -> tuple[list[str], list[float]]:
 
 
 def _group(arena: str) -> str:
-    """Its family, or the first word of its name."""
+    """The family of an arena, or the first word of its name."""
     return family_of(arena) or arena.partition("-")[0]
 
 

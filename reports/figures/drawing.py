@@ -167,7 +167,7 @@ def _cut(numbers: str) -> str:
 
 
 def _without_bare_groups(body: str) -> str:
-    """The same without groups that have no attributes: half of all tags."""
+    """The SVG text without groups that have no attributes: half of all tags."""
     kept, has_attributes = [], []
     for part in re.split(r"(<g>|<g [^>]*>|</g>)", body.replace("<g/>", "")):
         if part.startswith("<g"):

@@ -47,12 +47,12 @@ def _safe(value: object) -> Markup:
 
 
 def _safe_lines(value: str) -> Markup:
-    """The same for a text whose line ends and tabs are to be seen."""
+    """As `_safe`, for a text whose line ends and tabs are to be seen."""
     return _escaped(value, "\u00a0\n\t")
 
 
 def _safe_names(value: str) -> Markup:
-    """The same for a sentence in which names stand between backticks."""
+    """As `_safe`, for a sentence in which names stand between backticks."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_escaped(value, "\u00a0"))))  # noqa: S704 - escaped before
 
 

@@ -240,7 +240,7 @@ def _stacked(runs: Sequence[_Floats]) -> _Floats:
 
 
 def _interval(runs: _Floats, drawn: bool) -> Interval:
-    """Of one tuner's mean over the arenas that it applies to, from `runs` [arenas, seeds]."""
+    """The interval of one tuner's mean over the arenas that it applies to, from `runs` [arenas, seeds]."""
     mine = runs[~np.isnan(runs).all(axis=1)]
     return mean_interval(mean_of_present(mine, axis=1)) if drawn else over_arenas_interval(mine)
 
@@ -251,7 +251,7 @@ def _able(scores: pl.DataFrame, tuner: str) -> bool:
 
 
 def _mean_ranks(log_ratio: _Floats) -> _Floats:
-    """Of every tuner, over the arenas that it applies to: its rank among the tuners that apply there, 1 for the best."""
+    """The mean rank of every tuner over the arenas that it applies to, among the tuners that apply there, 1 for the best."""
     from scipy.stats import rankdata
 
     ranks = rankdata(log_ratio, axis=1, nan_policy="omit") if len(log_ratio) else log_ratio

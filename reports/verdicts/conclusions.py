@@ -271,7 +271,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def not_run(rows: pl.DataFrame) -> list[str]:
-    """The same of one scenario, from its rows of `Results.not_applicable`: a sentence per reason."""
+    """The tuners that were not run on one scenario, from its rows of `Results.not_applicable`: a sentence per reason."""
     return [f"Not applicable, and not run: {', '.join(names)}. {reason}" for reason, names in _by_reason(rows).items()]
 
 

@@ -282,8 +282,9 @@ def _mean_of_each(values: _Floats) -> _Floats:
 
 
 def _p_values(differences: _Floats, test: Test) -> list[float]:
-    """Of each row of differences [pairs, blocks], or [pairs, arenas, seeds], without the blocks (arenas) in which it is NaN.
-    Rows with the same blocks are tested in one call, because a call of SciPy takes longer than what it computes."""
+    """The p value of each row of differences [pairs, blocks], or [pairs, arenas, seeds], without the blocks (arenas) in
+    which it is NaN. Rows with the same blocks are tested in one call, because a call of SciPy takes longer than what it
+    computes."""
     found, some = np.full(len(differences), math.nan), ~np.isnan(differences)
     there = some.any(axis=-1) if some.ndim == 3 else some
     for blocks in np.unique(there, axis=0):
@@ -324,8 +325,9 @@ class _Within(NamedTuple):
 
 
 def _within(values: _Floats) -> _Within:
-    """Of values [..., arenas, seeds], NaN where an arena has fewer seeds than others. Every arena varies by itself, so
-    degrees of freedom are those of a sum of unlike variances (Welch 1947). One seed does not tell how an arena varies."""
+    """Means over seeds, and then over arenas, of values [..., arenas, seeds], NaN where an arena has fewer seeds than
+    others. Every arena varies by itself, so degrees of freedom are those of a sum of unlike variances (Welch 1947). One seed
+    does not tell how an arena varies."""
     x = np.asarray(values, dtype=np.float64)
     seeds = (~np.isnan(x)).sum(axis=-1)
     each = mean_of_present(x, axis=-1)
@@ -398,8 +400,8 @@ def _wilcoxon(rows: _Floats) -> _Floats:
 
 
 def _by_all_signs(rows: _Floats) -> _Floats:
-    """The same of rows [rows, blocks] with ties or zeros, by all signs that the differences may have. SciPy does so sign by
-    sign, which takes a hundred times as long."""
+    """The p values of rows [rows, blocks] with ties or zeros, by all signs that the differences may have. SciPy does so sign
+    by sign, which takes a hundred times as long."""
     from scipy.stats import rankdata
 
     ranks = rankdata(np.abs(rows), axis=-1)  # halves, so that their sums are exact

@@ -341,8 +341,8 @@ def _distinct(rows: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDA
 def _visits(
     plants: Sequence[Stations], active: NDArray[np.bool_], nic: NDArray[np.float64], transfer_bytes: NDArray[np.float64]
 ) -> _Visits:
-    """Of one way, pulls or pushes of `transfer_bytes` [n, 1], by nodes that are `active` [n, m], with links `nic` [n, m];
-    the last one that works is number k - 1."""
+    """The visits of one way, pulls or pushes of `transfer_bytes` [n, 1], by nodes that are `active` [n, m], with links `nic`
+    [n, m]; the last one that works is number k - 1."""
     workers = int(np.nonzero(active.any(axis=0))[0].max()) + 1
     size = max(len(p.shares) for p in plants)
 

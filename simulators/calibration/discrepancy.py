@@ -116,7 +116,7 @@ class Discrepancy(NamedTuple):
         return share / share.sum(), np.array(means), np.array(variances)
 
     def _thinned(self) -> Discrepancy:
-        """With at most so many settings, evenly chosen."""
+        """The same discrepancy, told by at most `_MOST_ROWS` settings, evenly chosen."""
         chosen = np.unique(np.linspace(0, len(self.at) - 1, min(len(self.at), _MOST_ROWS)).astype(int))
         of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:5]}
         return self._replace(**of_settings)

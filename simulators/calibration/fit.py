@@ -294,7 +294,7 @@ def _draws(
 
 
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
-    """With the jitter of computing alone: recorded compute times include messages, whose time is constant."""
+    """The constants with the jitter of computing alone: recorded compute times include messages, whose time is constant."""
     timed = [r for r in rows if r.has_parts and not constants.in_transfers]
     shares = [min(constants.overhead_seconds(r) / r.compute_seconds, 0.9) for r in timed]
     return replace(constants, jitter=constants.jitter / (1 - float(np.median(shares)))) if shares else constants

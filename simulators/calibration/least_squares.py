@@ -129,7 +129,8 @@ class TimesProblem:
     def derivatives(
         self, free: Sequence[str], at: NDArray[np.float64], here: NDArray[np.float64] | None = None
     ) -> NDArray[np.float64]:
-        """Of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed form.
+        """Derivatives of the residuals by the constants `free`, [m, k]: forward differences, in one evaluation of the closed
+        form.
 
         `here` are the residuals themselves, [m], if known.
         """

@@ -79,7 +79,7 @@ class Sharing(NamedTuple):
 
     @property
     def plain(self) -> Sharing:
-        """The same without further physics."""
+        """The same way to share links, without further physics."""
         return Sharing(*self[:3])
 
     def has_effect(self, fitted: Iterable[Constants]) -> bool:
@@ -304,7 +304,7 @@ def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Seque
 
 
 def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
-    """The same with links that are shared in another form."""
+    """The solution of the same problem with links that are shared in another form."""
     known = fitted.problem.given
     if form.put_into(known) == known:
         return fitted

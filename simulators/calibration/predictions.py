@@ -98,7 +98,7 @@ class Values(NamedTuple):
             mine[index] = new
 
     def at(self, index: Sequence[int]) -> Values:
-        """Those of some rows."""
+        """The predictions of some rows."""
         some = list(index)
         return Values(
             Estimates(*(x[some] for x in self.cycle)), Estimates(*(x[some] for x in self.whole)), self.widths[some]
@@ -123,14 +123,14 @@ class Forms(NamedTuple):
             mine.put(at, new)
 
     def at(self, index: Sequence[int]) -> Forms:
-        """Those of some rows."""
+        """The predictions of some rows."""
         return Forms(*(values.at(index) for values in self))
 
 
 def predictions_of(
     rows: Sequence[Row], wanted: Sequence[int], split: str, fitted: Forms, held: Forms, *, whole: bool = True
 ) -> list[Prediction]:
-    """Of the cycle of each `wanted` row, then, if `whole`, of the completion of those that have it.
+    """Predictions of the cycle of each `wanted` row, then, if `whole`, of the completion of those that have it.
 
     `fitted` and `held`, held out, are of the wanted rows.
     """
@@ -312,7 +312,7 @@ def left_out(rows: Sequence[Row]) -> Values:
 
 
 def _combinations(rows: Sequence[Row]) -> Iterator[tuple[list[int], list[Row]]]:
-    """Of every combination of a workload: the indices of its rows, and the other rows."""
+    """For every combination of a workload, the indices of its rows, and the other rows."""
     for kind in dict.fromkeys((r.workload, r.combination) for r in rows):
         out = [i for i, r in enumerate(rows) if (r.workload, r.combination) == kind]
         yield out, [r for r in rows if (r.workload, r.combination) != kind]

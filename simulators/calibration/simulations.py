@@ -100,7 +100,7 @@ def over_seeds(several: Callable[[Sequence[int]], NDArray[np.float64]], most: in
 
 
 def pushes_of(constants: Constants, row: Row, seeds: Sequence[int], clocks: int) -> NDArray[np.float64]:
-    """Of the first `clocks` pushes with each seed: when, and seconds of compute, pull and push, [seeds, clocks, 4].
+    """For the first `clocks` pushes with each seed, when, and seconds of compute, pull and push, [seeds, clocks, 4].
 
     nan where fewer are completed. Seeds are lanes of one engine: alone, each would cost more in calls than in computing.
     """

@@ -147,7 +147,7 @@ def _in_order(recording: Recording) -> list[Row]:
 def _held_out(
     rows: Sequence[Row], lack: Lack, folds: int, watch: Callable[[str], None], *, alone: bool = False
 ) -> Iterator[tuple[str, list[int], Forms]]:
-    """Of every split: its name, the rows that it holds out, and their predictions.
+    """For every split, its name, the rows that it holds out, and their predictions.
 
     `alone`: of cycles only, by the simulator and the plain form.
     """
@@ -222,7 +222,8 @@ def check_other(
 
 
 def _other_units(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[str]:
-    """That the recorded cycles of `rows` may have another unit than those `predicted`, [n]; nothing where they are near."""
+    """A note where the recorded cycles of `rows` may have another unit than those `predicted`, [n]; none where they are
+    near."""
     known = [r.cycle_seconds / at for r, at in zip(rows, predicted, strict=True) if at > 0]
     times = median(known) if known else 1.0
     if 1 / _UNITS < times < _UNITS:
@@ -233,8 +234,8 @@ def _other_units(rows: Sequence[Row], predicted: NDArray[np.float64]) -> list[st
 
 
 def _other_speeds(rows: Sequence[Row], fits: Mapping[str, Fit]) -> list[str]:
-    """That the machines of `rows` may compute faster or slower than those fitted to: a run tells its workers' speeds only
-    relative to each other."""
+    """Notes where the machines of `rows` may compute faster or slower than those fitted to: a run tells its workers' speeds
+    only relative to each other."""
     found = []
     for name, fit in fits.items():
         timed = [r for r in with_speeds_by(fit, [r for r in rows if r.workload == name]) if r.has_parts]

@@ -104,7 +104,7 @@ _NEVER = -(2**30)  # a mini-batch that no copy is used after
 
 
 def forgotten(touched: Touched, workers: ArrayLike) -> Touched:
-    """The same after `workers` [k] have lost their copies."""
+    """What is `touched`, after `workers` [k] have lost their copies."""
     if not touched.caches:
         return touched
     clocks = jnp.where(jnp.asarray(workers)[:, None], _NEVER, touched.caches.clocks)

@@ -773,7 +773,7 @@ def _backups(names: Sequence[str], setting: Setting) -> Iterator[tuple[int, int]
 
 
 def _capacity(nodes: tuple[tuple[str, NodeType], ...], effects: Effects) -> NDArray[np.float64]:
-    """Of the resources of `_usage`, [4k] bytes per second."""
+    """The capacity of the resources of `_usage`, [4k] bytes per second."""
     out, into = _left(nodes, effects.out), _left(nodes, effects.into)
     service = [kind.service_bytes_per_second for _, kind in nodes]
     return np.array([*(out[n] for n, _ in nodes), *(into[n] for n, _ in nodes), *service, *service])

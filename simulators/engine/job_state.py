@@ -105,7 +105,7 @@ def with_work(inputs: EngineInputs, left: Array) -> Array:
 
 
 def pulling(inputs: EngineInputs, clock: Clock, release: Array) -> tuple[Array, Any]:
-    """Of the workers in `release` [k], those that pull, because the others have a copy; and `Clock.kept` after that."""
+    """The workers in `release` [k] that pull, because the others have a copy; and `Clock.kept` after that."""
     if not inputs.copies:
         return release, ()
     kept = jnp.minimum(clock.kept, inputs.copies.clocks - 1)  # which a tuner may just have made smaller

@@ -442,7 +442,7 @@ def _shaped(array: tuple[tuple[int, ...], str]) -> jax.ShapeDtypeStruct:
 
 
 def _differentiated(model: LearningProgram) -> Callable[..., tuple[Array, Any]]:
-    """Of (parameters, rows, count): the mean loss and its gradient."""
+    """The function of (parameters, rows, count) that returns the mean loss and its gradient."""
     return jax.value_and_grad(partial(mean_loss, model))
 
 
@@ -620,7 +620,7 @@ def gradient_squares(
 
 
 def _optimizer(model: LearningProgram, inputs: EngineInputs) -> optax.GradientTransformationExtraArgs:
-    """Of the servers: for a gradient, or for what local steps have changed."""
+    """The servers' optimizer: for a gradient, or for what local steps have changed."""
     if inputs.local_steps.shape[0]:
         return optimizer(OUTER, inputs.outer_rate[0], inputs.outer_momentum[0])
     return _inner(model, inputs)

@@ -149,7 +149,7 @@ class Proportions(NamedTuple):
         return jnp.concatenate([pull, push, copy])
 
     def _leaves(self) -> Array:
-        """Whose snapshots leave the cluster, bool [k]."""
+        """The servers whose snapshots leave the cluster, bool [k]."""
         leaves: Array = jnp.arange(len(self.pull), dtype=self.backup.dtype) == self.backup
         return leaves
 

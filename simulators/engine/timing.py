@@ -553,7 +553,8 @@ def _compute_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Arr
 
 
 def _local_seconds(inputs: EngineInputs, workers: Array, clocks: Array) -> Array:
-    """The same for the local steps of a cycle, mini-batches `clocks` and those after it; messages take their time once."""
+    """As `_compute_seconds`, for the local steps of a cycle, mini-batches `clocks` and those after it; messages take their
+    time once."""
     silent = inputs._replace(overhead_seconds=jnp.zeros_like(inputs.overhead_seconds))
 
     steps = inputs.local_steps[workers]

@@ -251,7 +251,7 @@ class PlanSteps:
             self._transfers.scale(left)
 
     def at_rest(self, nodes: Collection[str]) -> None:
-        """These nodes are in no mini-batch, now."""
+        """Note that these nodes are in no mini-batch, now."""
         for node in [n for n in self._stopping if n in nodes]:
             self._stopping.pop(node).succeed()
             self._stopped.add(node)

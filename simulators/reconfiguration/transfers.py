@@ -67,7 +67,7 @@ class Transfers:
 
     @property
     def into(self) -> dict[str, float]:
-        """The same for incoming NICs."""
+        """Bytes per second that transfers take from each node's incoming NIC at present."""
         return self._used("target")
 
     def busy_until_seconds(self, prefix: str) -> float:

@@ -77,7 +77,7 @@ class Levels(NamedTuple):
     kind: NDArray[np.intp]  # [n], the kind of setting of the block
 
     def at(self, which: NDArray[np.intp]) -> Levels:
-        """These of the levels."""
+        """The levels at these indices."""
         return Levels(self.loss[which], self.error[which], self.clocks[which], self.under[which], self.kind[which])
 
 

@@ -73,7 +73,8 @@ class StretchMemory:
         return self._latest.get(row.tobytes())
 
     def seconds_per_clock(self, row: _Floats) -> float:
-        """Of the last few stretches of a setting that was observed: their noise has no use, their drift has."""
+        """Seconds per clock in the last few stretches of a setting that was observed: their noise has no use, their drift
+        has."""
         recent = self._recent[row.tobytes()]
         return sum(s.seconds for s in recent) / sum(len(s.curve.losses) for s in recent)
 
@@ -163,7 +164,7 @@ def triples(
 def _counted(
     used: Sequence[Stretch], target: Target, state: Literal["before", "last"], clocks: int, done: float
 ) -> Observations:
-    """Of a job that counts clocks or samples, the remaining ones are known."""
+    """The observations of a job that counts clocks or samples, whose remaining ones are known."""
     each = done / clocks if target.metric == "samples" and done > 0 else 1.0  # samples of a clock, over the whole job
     made = []
     for s in used:

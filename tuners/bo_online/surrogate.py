@@ -338,7 +338,7 @@ def probability(mean: _Floats, deviation: _Floats, best: float) -> _Floats:
 
 
 def _density(z: _Floats) -> _Floats:
-    """Of the standard normal distribution, as `scipy.stats.norm.pdf`, which takes half a second to import."""
+    """The density of the standard normal distribution, as `scipy.stats.norm.pdf`, which takes half a second to import."""
     found: _Floats = np.exp(-(z**2) / 2.0) / np.sqrt(2 * np.pi)
     return found
 
@@ -392,7 +392,7 @@ def _first_of_each(rows: _Floats) -> NDArray[np.intp]:
 
 
 def without(rows: _Floats, known: _Floats) -> _Floats:
-    """Those of `rows` that are none of `known`."""
+    """The rows that are none of `known`."""
     seen = {row.tobytes() for row in known + 0.0}  # which makes of -0 a 0
     return rows[[row.tobytes() not in seen for row in rows + 0.0]]
 

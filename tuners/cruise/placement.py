@@ -281,7 +281,7 @@ def _relaxed(problem: Problem) -> _Relaxed:
 
 
 def _queued(problem: Problem, workers: NDArray[np.int64], servers: NDArray[np.int64]) -> _Relaxed:
-    """The same for the server term "queue": every server holds as much as it serves per second."""
+    """As `_relaxed`, for the server term "queue": every server holds as much as it serves per second."""
     rate, own = map(np.array, _rates(problem))
     serving = servers * own
     together = serving.sum(axis=1)

@@ -240,7 +240,8 @@ def _ordered(kind: MeasuredKind, current: Setting) -> MeasuredKind:
 
 
 def _even_split(current: Setting, workers: int, nodes: Iterable[str]) -> Setting:
-    """That number of workers, all other machines servers, equal shares, and few changes of role from `current`."""
+    """The split with that number of workers, all other machines servers, equal shares, and few changes of role from
+    `current`."""
     order = _in_order(current, nodes)
     return replace(
         current,

@@ -52,7 +52,7 @@ class _Line(NamedTuple):
     residual: float  # sum of squares
 
     def at(self, level: float) -> float:
-        """Where it comes down to a level; infinite for one that does not fall."""
+        """Where the curve comes down to a level; infinite for one that does not fall."""
         return (level - self.level) / self.slope if self.slope < 0 else math.inf
 
 

@@ -44,8 +44,8 @@ class ProcessRequests:
         self._record.write()
 
     def lose(self, names: Iterable[str]) -> None:
-        """These processes are dead, or shall be treated as dead. The policy continues without the workers among them; after
-        the loss of a server that owns blocks, servers apply nothing until `recover`."""
+        """Treat these processes as dead. The policy continues without the workers among them; after the loss of a server
+        that owns blocks, servers apply nothing until `recover`."""
         lost = [n for n in names if n in self._ledger.members]
         for name in lost:
             self._cycles.lose(name)
@@ -69,7 +69,7 @@ class ProcessRequests:
         self._repairs.begin_view(servers, shares, owners)
 
     def retire(self, names: Iterable[str]) -> None:
-        """These shall leave: servers without blocks, workers of no setting. Stop them when they are not `needed`."""
+        """Ask processes to leave: servers without blocks, workers of no setting. Stop each when it is no longer `needed`."""
         # The entry after the present one is the snapshot below.
         self._ledger.retiring.update(dict.fromkeys(names, self._ledger.index + 1))
         self._repairs.ask_to_leave()

@@ -53,7 +53,7 @@ class Repairs:
         self._record.write()
 
     def ask_to_leave(self) -> None:
-        """What the retiring processes still keep must have another holder, and nobody may address them any more."""
+        """Make the retiring processes dispensable: others get what they keep, and nobody addresses them any more."""
         self._snapshots.take()
         self._ledger.send_table(self._ledger.workers)
 

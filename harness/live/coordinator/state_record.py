@@ -36,7 +36,7 @@ class StateRecord:
         self._ledger.restart_journal(pickle.dumps(("state", state)))
 
     def write_if_long(self) -> None:
-        """The same, once the journal has many records."""
+        """Replace the journal by the present state, if it has many records."""
         if self._ledger.records > _RECORDS:
             self.write()
 

@@ -259,7 +259,7 @@ def _shared(processes: int) -> str:
 
 
 def _address(wanted: Deployment) -> str | None:
-    """Of the Ray cluster to join; None: start one on this machine."""
+    """The address of the Ray cluster to join; None: start one on this machine."""
     return wanted.live.address or os.environ.get("RAY_ADDRESS") or None
 
 

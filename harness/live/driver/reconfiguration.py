@@ -47,7 +47,7 @@ class LiveReconfiguration:
         self.procedure = {"checkpoint": self._checkpoint, "migrate": self._migrate, "relocate": self._relocate}[method]()
 
     def cost(self) -> Cost:
-        """Its cost, up to its end."""
+        """The cost of the reconfiguration, up to its end."""
         return self.meter.cost(self.ended_seconds, quiescent=self.method == "checkpoint")
 
     # ----------------------------------------------------------------------------------------------------------- methods

@@ -149,7 +149,7 @@ class _MemberActor:
 
     @ray.method(concurrency_group="inbox")
     def devices(self) -> str:
-        """The accelerators that it sees, as CUDA numbers them; for who looks for the reason of a wrong one."""
+        """The accelerators that the process sees, as CUDA numbers them: to find out why it uses a wrong one."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "all")
 
 

@@ -136,7 +136,7 @@ class CoordinatorClient(StateQuestions, TrainingQuestions, ProcessQuestions, Rep
         ...
 
     def forget(self, names: Collection[str]) -> None:
-        """These processes are gone for good; nothing is sent to them any more."""
+        """Send nothing more to these processes, which are gone for good."""
         ...
 
 

@@ -157,7 +157,7 @@ class CoordinatorProcess:
         return self.address
 
     def forget(self, names: Collection[str]) -> None:
-        """These processes are gone for good; nothing is sent to them any more."""
+        """Send nothing more to these processes, which are gone for good."""
         for name in names:
             self._heard.pop(name, None)
         self._publish({n: place for n, place in self._mailbox.peers.items() if n not in names})

@@ -260,7 +260,7 @@ class JobProcesses:
 
     @property
     def expects_nodes(self) -> bool:
-        """Always: Ray may find another machine at any time."""
+        """True at any time: Ray may find another machine."""
         return True
 
     @property

@@ -167,7 +167,8 @@ class Runtime:
         )
 
     def _named(self, placed: BlockPlaces) -> BlockPlaces:
-        """The same with names of processes. The block of the dense parameters, the last one, is at the first server."""
+        """The places of blocks with names of processes in place of those of nodes. The block of the dense parameters, the
+        last one, is at the first server."""
         owners = (*placed.owners, placed.servers[0]) if placed.owners else ()
         return BlockPlaces(tuple(map(messages.server, placed.servers)), placed.shares, tuple(map(messages.server, owners)))
 

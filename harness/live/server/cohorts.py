@@ -20,7 +20,7 @@ class Cohort:
         self.done: dict[str, int] = {}  # the last committed cycle, by worker
 
     def hold(self, blocks: Blocks) -> None:
-        """It has these blocks from now on; `runs` are the same as runs."""
+        """Have these blocks from now on, in `blocks` and, as runs, in `runs`."""
         self.blocks = one_of(blocks)
         self.runs = runs_of(self.blocks)
 

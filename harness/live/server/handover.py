@@ -36,7 +36,8 @@ class Handover:
     # ----------------------------------------------------------------------------------------------------------- arriving
 
     def expect(self, blocks: Blocks, index: int, source: str | None = None) -> None:
-        """These blocks will arrive as of entry `index`. `source`: only when it is asked for them."""
+        """Wait for these blocks, which arrive as of entry `index`. `source`: the server that sends them only when it is
+        asked."""
         self.awaited.update(dict.fromkeys(blocks, index))
         if source is not None:
             self._on_demand.update(dict.fromkeys(blocks, source))

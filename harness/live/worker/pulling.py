@@ -96,7 +96,7 @@ class Pulling:
             self._ask(self._pull, missing)
 
     def drop(self) -> None:
-        """What is pulled is no longer wanted."""
+        """Give up the pull in progress."""
         self._pull = None
 
     def begin_again(self) -> None:

@@ -155,7 +155,7 @@ def _check_units(rows: Sequence[Row]) -> None:
 
 
 def _parts_seconds(row: Row) -> float:
-    """Of the parts of a row's cycle that were recorded."""
+    """The sum of those parts of a row's cycle that were recorded."""
     return float(np.nansum([row.compute_seconds, row.pull_seconds, row.push_seconds]))
 
 

@@ -44,7 +44,7 @@ def dlrover_rm(job: Job, *, samples: Count = 4, clocks: Count = 3, gain: NonNega
 
 
 def terms(workers: int, servers: int) -> tuple[float, ...]:
-    """Of a worker's seconds: gradient, update and synchronisation, look-ups."""
+    """The terms of a worker's seconds: gradient, update and synchronisation, look-ups."""
     return 1.0, workers / servers, 1.0 / servers
 
 

@@ -37,7 +37,7 @@ def optimus(job: Job, *, samples: Count = 4, clocks: Count = 3, gain: NonNegativ
 
 
 def terms(workers: int, servers: int) -> tuple[float, ...]:
-    """Of a worker's seconds: computing, transfers, overhead per worker, overhead per server."""
+    """The terms of a worker's seconds: computing, transfers, overhead per worker, overhead per server."""
     return 1.0, workers / servers, float(workers), float(servers)
 
 

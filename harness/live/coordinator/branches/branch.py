@@ -108,7 +108,7 @@ class ModelVersions:
         return made
 
     def add(self, gradients: int, index: int) -> None:
-        """So many gradients are applied by entry `index`."""
+        """Note that entry `index` applies so many gradients."""
         self.latest += gradients
         self._from.append(index)
         self._gradients.append(self.latest)

@@ -44,7 +44,7 @@ class CompletePushes:
         return self._try_to_settle(worker, sender)
 
     def awaited(self, sender: str, head: BlocksAwaited) -> None:
-        """Blocks of a worker's pull are late, or have arrived after all."""
+        """Note that blocks of a worker's pull are late, or have arrived after all."""
         worker = self._branches.in_cycle(sender, head.cycle)
         if worker is not None:
             self._pending.await_blocks(worker, blocks_in(head.runs))
@@ -122,7 +122,8 @@ class CompletePushes:
             self.settle_probed(branch.number, facts._replace(loss_after=facts.loss_before))
 
     def decide_restored(self, undecided: Iterable[tuple[int, PushFacts]]) -> None:
-        """The same for the undecided pushes of a checkpoint, by branch, which replace the present ones."""
+        """Replace the undecided pushes by those of a checkpoint, by branch, and ask the policy about them as `decide_all`
+        does."""
         self._pending.undecided.clear()
         for number, facts in undecided:
             # Not `settle_probed`: the journal still has the former branches, until the coordinator restarts it.

@@ -51,7 +51,7 @@ class PendingPushes:
         return self._results.get(worker)
 
     def await_blocks(self, worker: int, blocks: Blocks) -> None:
-        """These blocks of the worker's pull are late; or none, as they have arrived."""
+        """Note which blocks of the worker's pull are late; none once they have arrived."""
         self._late[worker] = blocks
 
     def awaited(self, worker: int) -> Blocks:

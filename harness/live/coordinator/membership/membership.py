@@ -40,7 +40,7 @@ class Membership:
         return self._views.waits_for_pushes_of(name)
 
     def keep(self, names: Iterable[str]) -> None:
-        """These processes are needed again: they do not retire."""
+        """Let these processes retire no longer: they are needed again."""
         for name in names:
             self._ledger.retiring.pop(name, None)
 

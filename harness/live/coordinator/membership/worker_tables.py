@@ -8,7 +8,7 @@ __all__ = ["WorkerTables"]
 
 
 class WorkerTables:
-    """Tables are named by the entry of the log that changed them last."""
+    """The table of owners that each worker has. A table is named by the entry of the log that changed it last."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -92,7 +92,7 @@ class JobRepairs:
         return dict(self._runtime.processes.lost()) | given_up
 
     def record(self, lost: Mapping[str, str]) -> None:
-        """These processes are lost, for these reasons."""
+        """Record the processes that are lost, with the reasons."""
         if set(lost) != {EVALUATOR}:
             self._repeating = False  # a repair takes its place
             self.begin_recovery()

@@ -96,7 +96,7 @@ class Losses:
         return tuple(gone)
 
     def record(self, names: Collection[str], told: Collection[str] = ()) -> None:
-        """These processes were lost just now. `told`: nodes of which the tuner was told already."""
+        """Record processes that were lost just now. `told`: nodes of which the tuner was told already."""
         runtime = self._runtime
         runtime.starting.difference_update(names)
         runtime.coordinator.lose(list(names))
@@ -129,7 +129,7 @@ class Losses:
                 self._missing[name] = tries + 1
 
     def given_up(self, names: Collection[str]) -> tuple[str, ...]:
-        """Those of these processes, which were lost just now, that are not started again on their machine."""
+        """The processes among `names`, which were lost just now, that are not started again on their machine."""
         return tuple(name for name in names if self._missing.get(name, 0) >= _TRIES)
 
     @property
