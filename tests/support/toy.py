@@ -1,11 +1,21 @@
 """The toy systems, and windows made by hand for scripted tests."""
 
 import numpy as np
+import pytest
 
-from tuners.actions import Job, Pushes, Window, WorkerWindow
+from tuners.actions import Job, Pushes, Rejected, Window, WorkerWindow
 from tuners.testing.toys import Toy, toys
 
-__all__ = ["Toy", "job", "toys", "window"]
+__all__ = ["REFUSED", "Toy", "finishes", "job", "toys", "window"]
+
+REFUSED = Rejected("Cannot do that: the test refuses it.")
+
+
+def finishes(tuner, answer=None) -> bool:
+    """Whether the tuner returns after `answer`."""
+    with pytest.raises(StopIteration):
+        tuner.send(answer)
+    return True
 
 
 def job(name: str = "every knob", seed: int = 1) -> Job:

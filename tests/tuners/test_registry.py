@@ -11,22 +11,15 @@ import pytest
 
 import tuners
 from harness.cli.main import main
-from tests.support.toy import job, toys
+from tests.support.toy import REFUSED, finishes, job, toys
 from tuners import Entry, embedded, policies, registry, resolve
-from tuners.actions import Install, Reconfigure, Rejected
+from tuners.actions import Install, Reconfigure
 from tuners.baselines import best_fixed, fixed
 from tuners.baselines.random_search import random_search
 from tuners.baselines.tpe import tpe
 from tuners.testing import check_tuner
 
 ENTRIES = registry()
-REFUSED = Rejected("Cannot do that: the test refuses it.")
-
-
-def finishes(tuner, answer=None):
-    with pytest.raises(StopIteration):
-        tuner.send(answer)
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ conformance

@@ -22,20 +22,6 @@ from traces import schema, store
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to work in, with a small scenario that the real simulator plays."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(arena.TIMING)
-    return tmp_path
-
-
-def harness(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)  # noqa: S603
-
-
 CHOSEN = """
 import os
 from harness.cli.main import main

@@ -15,6 +15,7 @@ import pytest
 from harness.cli.main import main
 from harness.cli.play import ExchangePrinter
 from tests.support import arena, toy
+from tests.support.commands import harness
 from traces.exchanges import Exchange
 from tuners.actions import (
     Cost,
@@ -61,19 +62,9 @@ def slow(job):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(arena.TIMING)
-    (tmp_path / "played.py").write_text(TUNER)
-    return tmp_path
-
-
-def harness(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, env=environment, check=False, input=given, timeout=100
-    )
+def here(here: Path) -> Path:
+    (here / "played.py").write_text(TUNER)
+    return here
 
 
 def test_every_exchange_is_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
 from harness.cli.main import main
-from tests.support import arena
 from tests.support.recordings import MADE, lay
 from traces.importers import SOURCES
 from traces.parts import check_trace, scan
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.toml").write_text(arena.TIMING)
-    return tmp_path
 
 
 def test_a_run_is_recorded_shown_checked_and_converted(here, capsys):

@@ -24,6 +24,7 @@ from reports.verdicts.calibration_ranks import ranks, sentences
 from reports.verdicts.conclusions import not_applicable
 from reports.verdicts.summary import summary
 from tests.support import arena
+from tests.support.folders import contents
 from tests.support.made_up import calibrated_toml
 from traces import schema, store
 from traces.exchanges import read_log
@@ -46,10 +47,6 @@ def run(tiny: Path, out: Path, *tuners: str, **options: Any) -> store.Results:
     given: dict[str, Any] = {"system": arena.SYSTEM, "jobs": 2} | options
     compare([tiny], tuners, out=out, **given)
     return store.load_results(out)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def without_host(folder: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from harness.comparison.run_process import Done, Task
 from harness.scenario import job, load
 from simulators.cluster.conditions import absent_at_start
 from tests.support import arena
+from tests.support.folders import contents
 from traces import store
 from traces.schema import minimised
 from tuners.baselines.best_fixed import candidates, search
@@ -29,10 +30,8 @@ def tiny(tmp_path):
     return path
 
 
-def contents(folder):
-    return {
-        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "host.csv"
-    }
+def without_host(folder):
+    return {name: data for name, data in contents(folder).items() if name != "host.csv"}
 
 
 def test_an_interrupted_search_ends_with_the_same_bytes(tiny, tmp_path):
@@ -50,7 +49,7 @@ def test_an_interrupted_search_ends_with_the_same_bytes(tiny, tmp_path):
     seen = store.load_results(tmp_path / "cut").oracles["tiny"]["best_fixed"]["settings"]
     assert seen == 1  # the start; what it takes is the limit of all others
     compare([tiny], TUNERS, out=tmp_path / "cut", system=arena.SYSTEM, resume=True)
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert without_host(tmp_path / "cut") == without_host(tmp_path / "whole")
 
 
 def test_searches_of_two_comparisons_merge(tiny, tmp_path):
@@ -89,7 +88,7 @@ def test_no_setting_of_the_search_begins_with_nodes_that_join_later(tmp_path):
 
 
 def tables(folder):
-    return {name: data for name, data in contents(folder).items() if not name.startswith("runs/")}
+    return {name: data for name, data in without_host(folder).items() if not name.startswith("runs/")}
 
 
 def stops(folder):
@@ -130,11 +129,11 @@ def test_a_run_that_was_given_up_is_made_again_for_a_higher_limit(tiny, tmp_path
     compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM)
     name = next(iter(stops(tmp_path / "out")))
     run = tmp_path / "out" / name
-    before = contents(tmp_path / "out")
+    before = without_host(tmp_path / "out")
     results.give_up(run, 0.001)  # as under a limit that more seeds have raised since
     assert not results.is_known(run, 0.002)
     compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM, resume=True)
-    assert contents(tmp_path / "out") == before
+    assert without_host(tmp_path / "out") == before
     (tmp_path / "out" / f"{name}.stopped").write_text("?")
     with pytest.raises(ValueError, match=r"Cannot read .*\.stopped: it is damaged .* Delete the file and resume\."):
         compare([tiny], ["fixed", "best_fixed"], out=tmp_path / "out", system=arena.SYSTEM, resume=True)
@@ -170,7 +169,7 @@ def test_a_kept_run_comes_back_with_its_files(tiny, tmp_path, monkeypatch):
     assert oracle_cache.get(task(again, tiny)) is None
     oracle_cache.put(task(made, tiny), done)
     assert oracle_cache.get(task(again, tiny)) == done
-    assert contents(again) == contents(made)
+    assert without_host(again) == without_host(made)
     assert oracle_cache.get(task(tmp_path / "other", tiny, seed=1)) is None
 
 
@@ -210,5 +209,5 @@ def test_a_comparison_has_the_same_bytes_with_and_without_the_cache(tmp_path, mo
     monkeypatch.setattr(oracle_cache, "get", lambda t: (found := get(t)) and (kept.append("get") or found))
     for name in ("first", "second"):
         compare([tmp_path / "small.toml"], ["fixed", "best_fixed"], out=tmp_path / name, seeds=1)
-    assert contents(tmp_path / "first") == contents(tmp_path / "second") == contents(tmp_path / "without")
+    assert without_host(tmp_path / "first") == without_host(tmp_path / "second") == without_host(tmp_path / "without")
     assert kept.count("get") == 3

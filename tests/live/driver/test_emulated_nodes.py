@@ -18,6 +18,7 @@ from tests.live.driver.test_losses import history, idle, until
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import thread_processes
+from tests.live.support.told import events
 from tuners.actions import NodeEvent, Reconfigure, Rejected, Run
 
 
@@ -31,10 +32,6 @@ def held(monkeypatch):
     act, goes_on = EmulatedNodes.act, threading.Event()
     monkeypatch.setattr(EmulatedNodes, "act", lambda self, seconds: act(self, seconds if goes_on.is_set() else 0.0))
     return goes_on.set
-
-
-def events(windows):
-    return [(e.node, e.event) for w in windows for e in w.events]
 
 
 GOES = """nodes = [

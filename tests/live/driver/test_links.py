@@ -14,6 +14,7 @@ from harness.live.protocol.messages import GradientDone, LogAppend, PushStaged, 
 from harness.live.worker.spec import Spec
 from tests.live.support.ones import ONES, Ones
 from tests.live.support.pretend import PretendProcesses
+from tests.live.support.told import history
 from tuners.actions import Run
 
 SETTING = Ones("ones", "ones.toml", ONES, 0).job.start  # workers n0, n1; servers n2, n3
@@ -176,10 +177,6 @@ def until(live, so, seconds=30.0):
         assert time.monotonic() < end, live.job_status().events
         windows.append(live.perform(Run(seconds=0.05)))
     return windows
-
-
-def history(live):
-    return " | ".join(what for _, what in live.job_status().events)
 
 
 @pytest.fixture

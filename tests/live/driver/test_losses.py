@@ -19,6 +19,7 @@ from harness.live.server.server import Server
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import ThreadProcesses, thread_processes
+from tests.live.support.told import history
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run
 
 SPEC = Ones("ones", "ones.toml", ONES, 0)
@@ -41,10 +42,6 @@ def until_whole(live):
     """Wait until all nodes are present, no repair is in progress, and the job trains."""
     until(live, lambda: live.job_status().setting == live.job.start and idle(live))
     assert live.perform(Run(clocks=10)).clocks >= 10
-
-
-def history(live):
-    return " | ".join(what for _, what in live.job_status().events)
 
 
 def test_a_job_starts_again_if_servers_die_with_all_copies(processes):

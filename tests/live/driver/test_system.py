@@ -23,6 +23,7 @@ from harness.live.worker.spec import Spec
 from harness.scenario import load, system
 from tests.live.support.pretend import PretendProcesses
 from tests.live.support.threads import thread_processes
+from tests.live.support.told import events
 from tuners import resolve
 from tuners.actions import (
     Decision,
@@ -511,10 +512,6 @@ def until(live, so, branch=0, seconds=60.0):
         assert live.now < end, f"not within {seconds} s"
         windows.append(live.perform(Run(seconds=0.05, branch=branch)))
     return windows
-
-
-def events(windows):
-    return [(e.node, e.event) for w in windows for e in w.events]
 
 
 @pytest.mark.parametrize(

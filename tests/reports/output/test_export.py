@@ -11,6 +11,7 @@ from reports.output import export, site
 from reports.output.export import markdown, write_csv, write_figures, write_markdown
 from reports.output.site import publish
 from reports.verdicts.summary import summary
+from tests.support.folders import contents
 from tests.support.made_up import contest, folder_of, from_times
 from traces import store
 
@@ -21,16 +22,12 @@ def folder(tmp_path_factory):
     return folder_of(results, tmp_path_factory.mktemp("results") / "r")
 
 
-def files(path):
-    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
-
-
 def test_every_public_name_exists():
     assert all(hasattr(module, name) for module in (export, site) for name in module.__all__)
 
 
 def test_tables_and_the_numbers_of_all_figures_are_csv(folder):
-    found = files(write_csv(folder))
+    found = contents(write_csv(folder))
     assert {"summary.csv", "scores.csv", "arenas.csv", "home/time-split.csv", "home/progress-accuracy.csv"} <= set(found)
     assert {"all-means.csv", "all-regret.csv", "all-profile.csv", "home/settings-cruise.csv"} <= set(found)
     frame = pl.read_csv(found["home/completion-times.csv"])
@@ -40,7 +37,7 @@ def test_tables_and_the_numbers_of_all_figures_are_csv(folder):
 
 @pytest.mark.slow
 def test_tables_are_the_same_bytes_again(folder):
-    assert files(write_csv(folder)) == files(write_csv(folder))
+    assert contents(write_csv(folder)) == contents(write_csv(folder))
 
 
 def check_figures(found, kind, start):
@@ -51,16 +48,16 @@ def check_figures(found, kind, start):
 
 @pytest.mark.slow
 def test_figures_are_files_and_the_same_bytes_again(folder):
-    found = files(write_figures(folder, "svg"))
+    found = contents(write_figures(folder, "svg"))
     check_figures(found, "svg", b"<svg")
-    assert files(write_figures(folder, "svg")) == found
+    assert contents(write_figures(folder, "svg")) == found
 
 
 @pytest.mark.slow
 def test_figures_are_files_of_another_kind(tmp_path):
     """A PDF is drawn in four times the time of an SVG; `test_figures.py` draws one twice."""
     one = folder_of(contest(scenarios=("home",), tuners=("fixed", "cruise"), seeds=2), tmp_path / "r")
-    check_figures(files(write_figures(one, "pdf")), "pdf", b"%PDF")
+    check_figures(contents(write_figures(one, "pdf")), "pdf", b"%PDF")
 
 
 def test_another_kind_of_figure_is_refused(folder):
@@ -92,17 +89,17 @@ def test_names_are_no_markdown():
 def test_a_site_has_pages_and_tables_and_refers_to_no_run(folder, tmp_path):
     first = publish(folder, tmp_path / "site")
     assert first == tmp_path / "site" / "index.html"
-    found = files(tmp_path / "site")
+    found = contents(tmp_path / "site")
     assert {"index.html", "pages/home.html", "pages/away.html", "tables/scores.parquet", "report.md"} <= set(found)
     assert b"runs/" not in found["pages/home.html"]
     assert b'href="../index.html"' in found["pages/home.html"]
     assert publish(folder, tmp_path / "again").is_file()
-    assert files(tmp_path / "again") == found
+    assert contents(tmp_path / "again") == found
 
 
 def test_an_overview_alone_links_to_no_page_and_sums_the_hosts_times(folder, tmp_path):
     publish(folder, tmp_path / "site", only_overview=True)
-    found = files(tmp_path / "site")
+    found = contents(tmp_path / "site")
     assert not [
         name for name in found if name.startswith("pages/") or name.endswith(("evaluations.parquet", "settings.parquet"))
     ]

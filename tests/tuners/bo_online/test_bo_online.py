@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.support.marks import slow
-from tests.support.toy import job, toys, window
+from tests.support.toy import REFUSED, job, toys, window
 from tests.tuners.bo_online.test_convergence import hogwild_losses
 from tuners import resolve
-from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Rejected, Run, Setting, Space, Target
+from tuners.actions import Cost, Job, NodeEvent, Reconfigure, Run, Setting, Space, Target
 from tuners.bo_online import bo_online
 from tuners.bo_online.convergence import Estimator
 from tuners.bo_online.costs import techniques
@@ -36,7 +36,6 @@ GOAL = Job(
     seed=3,
     methods=("checkpoint", "migrate", "relocate"),
 )
-REFUSED = Rejected("Cannot do that: the test refuses it.")
 
 
 @dataclass

@@ -9,14 +9,13 @@ from harness.drive import play
 from simulators.cluster.conditions import Conditions, NodeChange
 from simulators.reconfiguration.costs import Costs
 from tests.support.small_jobs import KNOBS, NAMES, learning
-from tests.support.toy import job, window
+from tests.support.toy import REFUSED, job, window
 from tuners import resolve
 from tuners.actions import Cost, Fork, NodeEvent, Reconfigure, Rejected, Run, Target
 from tuners.search.branches import TrainedBranch, fork_from, train
 from tuners.search.online_search import search
 from tuners.settings import Integer, Real
 
-REFUSED = Rejected("Cannot do that: the test refuses it.")
 OF = job()
 LOST = OF.start.workers[0]
 LEFT = replace(OF.start, workers=OF.start.workers[1:])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.toy import job, toys, window
+from tests.support.toy import REFUSED, finishes, job, toys, window
 from tuners import adapters
 from tuners.actions import Cost, Evaluate, Fork, Free, Reconfigure, Rejected, Run, Target
 from tuners.baselines.random_search import random_search
@@ -17,15 +17,6 @@ from tuners.baselines.tpe import _Study, tpe
 from tuners.search import progress_rate
 from tuners.search.online_search import search
 from tuners.testing import check_tuner, exchanges
-
-REFUSED = Rejected("Cannot do that: the test refuses it.")
-
-
-def finishes(tuner, answer=None):
-    with pytest.raises(StopIteration):
-        tuner.send(answer)
-    return True
-
 
 # --------------------------------------------------------------------------------------------------------------- progress
 
