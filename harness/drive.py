@@ -166,15 +166,13 @@ class _TimedTuner:
                 action = next_action(self._tuner, answer)
         except StopIteration:
             return None
-        except _RunFailedError:
+        except (Rejected, _RunFailedError):
             raise
         except ThinkingLimitError as error:
             raise _RunFailedError(
                 f"The tuner thought for more than {self._limit_seconds:g} s without asking anything: "
                 "it must yield an action, or return."
             ) from error
-        except Rejected:
-            raise
         except (Exception, SystemExit) as error:
             raise _RunFailedError(f"The tuner raised {described(error)}") from error
         finally:

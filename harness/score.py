@@ -104,6 +104,8 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     spent = spending(job, exchanges)
     dear = outcome.status == "target" and spent.usd > job.budget_usd
     reached = outcome.status == "target" and not dear
+    pushes = sum(w.clocks for _, w in windows)
+    reason = outcome.reason or _reason(outcome, job, pushes, validated=bool(evaluations))
     branches = _branches_peak(exchanges)
     final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
     row = Score(
@@ -111,9 +113,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         tuner=tuner,
         seed=seed,
         status="budget" if dear else outcome.status,
-        reason=_too_dear(outcome, job, spent)
-        if dear
-        else outcome.reason or _reason(outcome, job, sum(w.clocks for _, w in windows), validated=bool(evaluations)),
+        reason=_too_dear(outcome, job, spent) if dear else reason,
         completion_seconds=outcome.seconds if reached else job.budget_seconds,
         budget_seconds=job.budget_seconds,
         reached=reached,
@@ -124,7 +124,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         slow_seconds=math.fsum(_in_time(job, e, [c.slow_seconds for c in found]) for e, found in costs),
         bytes_moved=math.fsum(c.bytes_moved for _, found in costs for c in found),
         trial_seconds=_training([w for on_path, w in windows if not on_path]),
-        clocks=sum(w.clocks for _, w in windows),
+        clocks=pushes,
         rejected=sum(isinstance(e.answer, Rejected) for e in exchanges),
         final_loss=float(final.loss),
         final_accuracy=float(final.accuracy),

@@ -6,7 +6,7 @@ Pure functions, the same for simulated and live reconfigurations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heapreplace
 
 from tuners.actions import Setting
@@ -45,11 +45,7 @@ def moves(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[str, str
 
 def moves_of_blocks(old: tuple[str, ...], new: tuple[str, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
     """(source, target, blocks) that turn the owners `old` of all blocks into `new`, sorted by source and target."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for block, (source, target) in enumerate(zip(old, new, strict=True)):
-        if source != target:
-            found.setdefault((source, target), []).append(block)
-    return [(source, target, tuple(blocks)) for (source, target), blocks in sorted(found.items())]
+    return _by_pair((*ends, block) for block, ends in enumerate(zip(old, new, strict=True)) if ends[0] != ends[1])
 
 
 def copies_of_blocks(
@@ -57,11 +53,19 @@ def copies_of_blocks(
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """(source, target, blocks) that turn the holders `old` of all blocks into `new`, apart from what `moves_of_blocks` moves
     to a new owner: the old owner sends a copy to each server that has none."""
+    return _by_pair(
+        (was[0], server, block)
+        for block, (was, (_, *copies)) in enumerate(zip(old, new, strict=True))
+        for server in copies
+        if server not in was
+    )
+
+
+def _by_pair(moved: Iterable[tuple[str, str, int]]) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(source, target, blocks) of every pair, sorted, from (source, target, block) of every block that is moved."""
     found: dict[tuple[str, str], list[int]] = {}
-    for block, (was, (_, *copies)) in enumerate(zip(old, new, strict=True)):
-        for server in copies:
-            if server not in was:
-                found.setdefault((was[0], server), []).append(block)
+    for source, target, block in moved:
+        found.setdefault((source, target), []).append(block)
     return [(source, target, tuple(blocks)) for (source, target), blocks in sorted(found.items())]
 
 
