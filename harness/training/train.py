@@ -30,7 +30,7 @@ from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw
 from simulators.branch import stacked
 from simulators.engine import loop
 from simulators.engine.job_state import STATUSES, Clock
-from traces.store import check_new
+from traces.store import check_new, write_bytes
 from tuners import policies
 from tuners.actions import Scalar, SyncPolicy, Target
 from tuners.near_names import near_names
@@ -206,6 +206,7 @@ def train(
     kept = checkpoint(out)
     if kept.exists() and not resume:
         raise ValueError(f"Cannot train to {out}: a training was interrupted here; go on with --resume, or remove {kept}.")
+    out.parent.mkdir(parents=True, exist_ok=True)
     program_cache.use()
     nothing = _Training(dqn.new_learner(plan.options, plan.seed), (0,) * len(_ENDINGS))
     at = _restored(plan, kept, nothing) if kept.exists() else nothing
@@ -213,14 +214,14 @@ def train(
         while at.runs < plan.runs:
             before, at = at.runs, _next(plan, at, watch)
             if at.runs // CHECKPOINT_RUNS > before // CHECKPOINT_RUNS:
-                _write(kept, _checkpoint_bytes(plan, at))
+                write_bytes(kept, _checkpoint_bytes(plan, at))
     except KeyboardInterrupt:
-        _write(kept, _checkpoint_bytes(plan, at))
+        write_bytes(kept, _checkpoint_bytes(plan, at))
         raise
     endings = dict(zip(_ENDINGS, at.endings, strict=True))
     about = {"command": plan.command(), "seed": plan.seed, "plan": plan.about(), "endings": endings}
     made = Trained(*dqn.trained_network(plan.options, at.learner), about)
-    _write(out, policy_file.dumps(made))
+    write_bytes(out, policy_file.dumps(made))
     kept.unlink(missing_ok=True)
     return made
 
@@ -333,11 +334,3 @@ def _restored(plan: TrainingPlan, path: Path, nothing: _Training) -> _Training:
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write the whole file or, if interrupted, nothing."""
-    part = path.with_name(path.name + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_bytes(data)
-    part.replace(path)
