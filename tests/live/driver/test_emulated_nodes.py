@@ -16,9 +16,8 @@ from harness.live.processes.names import EVALUATOR
 from harness.scenario import system
 from tests.live.driver.test_losses import history, idle, until
 from tests.live.support.ones import ONES, Ones, counted
-from tests.live.support.pretend import PretendProcesses
+from tests.live.support.pretend import PretendProcesses, events
 from tests.live.support.threads import thread_processes
-from tests.live.support.told import events
 from tuners.actions import NodeEvent, Reconfigure, Rejected, Run
 
 

@@ -13,8 +13,7 @@ from harness.live.protocol.log import CommitEntry, NextCycle
 from harness.live.protocol.messages import GradientDone, LogAppend, PushStaged, Release
 from harness.live.worker.spec import Spec
 from tests.live.support.ones import ONES, Ones
-from tests.live.support.pretend import PretendProcesses
-from tests.live.support.told import history
+from tests.live.support.pretend import PretendProcesses, history
 from tuners.actions import Run
 
 SETTING = Ones("ones", "ones.toml", ONES, 0).job.start  # workers n0, n1; servers n2, n3

@@ -17,9 +17,8 @@ from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.names import node_of
 from harness.live.server.server import Server
 from tests.live.support.ones import ONES, Ones, counted
-from tests.live.support.pretend import PretendProcesses
+from tests.live.support.pretend import PretendProcesses, history
 from tests.live.support.threads import ThreadProcesses, thread_processes
-from tests.live.support.told import history
 from tuners.actions import Evaluate, Fork, Free, Reconfigure, Rejected, Run
 
 SPEC = Ones("ones", "ones.toml", ONES, 0)

@@ -21,9 +21,8 @@ from harness.live.driver.system import LiveSystem
 from harness.live.processes.names import peers
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
-from tests.live.support.pretend import PretendProcesses
+from tests.live.support.pretend import PretendProcesses, events
 from tests.live.support.threads import thread_processes
-from tests.live.support.told import events
 from tuners import resolve
 from tuners.actions import (
     Decision,

@@ -259,3 +259,13 @@ class PretendCoordinator:
     def recover(self, servers=(), shares=(), owners=()):
         assert set(servers) <= self.of.members.keys(), "a server is not there"
         self.of.owners, self.of.dead_owners = servers, set()
+
+
+def events(windows):
+    """The nodes and what has happened to them, as windows tell it."""
+    return [(e.node, e.event) for w in windows for e in w.events]
+
+
+def history(live):
+    """The events of a live job's status, as one text."""
+    return " | ".join(what for _, what in live.job_status().events)
