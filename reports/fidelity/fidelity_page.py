@@ -34,9 +34,9 @@ from reports.fidelity.findings import (
     groups,
     limits_of,
     misses,
-    percent,
     reached,
     recording_title,
+    share_text,
     simulation_error,
     tau_text,
     undetermined,
@@ -198,20 +198,14 @@ def _verdict_rows(made: Check) -> list[_VerdictRow]:
             )
             held = coverage(predictions, form)
             around = "" if math.isnan(ends[0]) else f"{ends[0]:.2f}\u00a0to\u00a0{ends[1]:.2f}"  # on one line
-            cells = (
-                tau_text(e),
-                around,
-                percent(right),
-                percent(e.median),
-                percent(e.p95),
-                covered(held),
-                reached(e, held),
-            )
+            shares = map(share_text, (right, e.median, e.p95))
+            cells = (tau_text(e), around, *shares, covered(held), reached(e, held))
             name = f"{form.name} (best closed form)" if form == best else form.name
             span = (len(forms) + len(best_possible)) * (form == FORMS[0])
             rows.append(_VerdictRow(recording_title(made), split, span, name, e.rows, *cells))
         for name, e, right in best_possible:
-            cells = (tau_text(e), "", percent(right), percent(e.median), percent(e.p95), "-", reached(e, Coverage(0, 0)))
+            shares = map(share_text, (right, e.median, e.p95))
+            cells = (tau_text(e), "", *shares, "-", reached(e, Coverage(0, 0)))
             rows.append(_VerdictRow(recording_title(made), split, 0, name, e.rows, *cells))
     return rows
 
@@ -225,7 +219,7 @@ def _drawings(made: Check, name: str) -> list[Drawing]:
 
 def _group_row(name: str, rows: list[Prediction], kinds: Sequence[tuple[str, Callable[[Prediction], float]]]) -> _GroupRow:
     found = {kind: errors(rows, which) for kind, which in kinds}
-    texts = [f"{percent(e.median)} / {percent(e.p95)}" for e in found.values()]
+    texts = [f"{share_text(e.median)} / {share_text(e.p95)}" for e in found.values()]
     return _GroupRow(name, len(rows), tau_text(found[HELD_OUT_KIND]), covered(coverage(rows)), texts)
 
 

@@ -13,7 +13,7 @@ from reports.fidelity.findings import (
     fitted_to,
     groups,
     misses,
-    percent,
+    share_text,
     simulation_error,
     tau_text,
     undivided,
@@ -65,7 +65,7 @@ def tables(checks: Sequence[Check]) -> list[str]:
 
 
 def _cells(e: Errors) -> str:
-    return f"{e.rows:>6}{tau_text(e):>7}{percent(e.median):>9}{percent(e.p95):>9}"
+    return f"{e.rows:>6}{tau_text(e):>7}{share_text(e.median):>9}{share_text(e.p95):>9}"
 
 
 def _without_interval(made: Check) -> list[str]:

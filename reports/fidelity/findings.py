@@ -30,6 +30,7 @@ from reports.fidelity.errors import (
 )
 from reports.fidelity.repetitions import repeated
 from reports.figures.predicted import FORMS
+from reports.verdicts.conclusions import listed
 from simulators.calibration.output import misfits
 from simulators.calibration.predictions import HELD_OUT, OTHER, Prediction
 from simulators.calibration.spread import LEVEL_PERCENT
@@ -45,9 +46,9 @@ __all__ = [
     "groups",
     "limits_of",
     "misses",
-    "percent",
     "reached",
     "recording_title",
+    "share_text",
     "simulation_error",
     "tau_text",
     "undetermined",
@@ -70,7 +71,7 @@ def tau_text(e: Errors) -> str:
     return "-" if math.isnan(e.tau) else text
 
 
-def percent(value: float) -> str:
+def share_text(value: float) -> str:
     """A share as text; a dash for nan."""
     return "-" if math.isnan(value) else f"{value:.1%}"
 
@@ -112,7 +113,7 @@ def fit_errors(made: Check) -> list[str]:
     """How near the constants are to the rows that they were fitted to."""
     several = len(made.fits) > 1
     return [
-        f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {percent(fit.error)}"
+        f"the constants{f' of {job}' * several} fit their own {fit.rows} rows with a median error of {share_text(fit.error)}"
         for job, fit in made.fits.items()
     ] + misfits(made.fits)
 
@@ -176,8 +177,8 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
         f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%})."
         + f" Not counted: {single} of a single cycle, which has no order."
         * bool(single),
-        f"Over all {mine.rows} cycles that were not fitted, it is off by {percent(mine.median)} in the median and "
-        f"{percent(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
+        f"Over all {mine.rows} cycles that were not fitted, it is off by {share_text(mine.median)} in the median and "
+        f"{share_text(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]
     exactly = [c.errors for *_, rows in every for c in ceilings(rows) if c.name == EXACT]
     if exactly:
@@ -215,7 +216,7 @@ def _against_closed_forms(comparisons: Sequence[Sequence[Prediction]]) -> str:
         for form, rows in zip(best, comparisons, strict=True)
     ]
     lower = sum(mine < closed for mine, closed in medians)
-    median, p95 = (percent(float(x)) for x in np.quantile(known, [0.5, 0.95]))
+    median, p95 = (share_text(float(x)) for x in np.quantile(known, [0.5, 0.95]))
     return (
         f"The best closed form, chosen in each comparison with the recorded times known, is off by {median} and {p95}; "
         f"the simulator's median error is lower in {lower} of {len(medians)} comparisons."
@@ -248,20 +249,15 @@ def _noise_as_cause(rows: Sequence[Prediction], short: Sequence[str]) -> list[st
             also = [what for what in short if what in missed(of.errors, Coverage(0, 0))]
             noise = "the recording" if of.name == EXACT else "a run"
             if also:
-                return [f"{EXACT.capitalize()} would miss {_listed(also)} as well: that is the noise of the recording."]
+                return [f"{EXACT.capitalize()} would miss {listed(also)} as well: that is the noise of the recording."]
             chances = {what: missed_by_noise(rows, what) for what in short}
             if may := [f"{what} in {chance:.0%}" for what, chance in chances.items() if chance > _BY_CHANCE]:
                 return [
                     f"The noise within {noise} may be the cause: where it is as large as it may be by these cycles, {EXACT} "
-                    f"misses {_listed(may)} of such recordings."
+                    f"misses {listed(may)} of such recordings."
                 ]
             return [f"The noise within {noise} is not the cause: {EXACT} would miss none of this."]
     return []
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Words with commas, and an "and" before the last one."""
-    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), words[-1]])
 
 
 def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
@@ -280,7 +276,7 @@ def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
     named = sum(count for _, count in kinds)
     # The few kinds that are named may be all rows, most of them, or the first ones of many.
     which = "" if named == len(far) else "most are of " if 2 * named > len(far) else "among them "
-    return [f"{len(far)} of {len(off)} rows {_is(len(far))} more than {P95:.0%} off: {which}{_listed(each)}."]
+    return [f"{len(far)} of {len(off)} rows {_is(len(far))} more than {P95:.0%} off: {which}{listed(each)}."]
 
 
 def _is(count: int) -> str:
@@ -339,7 +335,7 @@ def worst_group(groups: Sequence[tuple[str, list[Prediction]]]) -> str:
     counts = [coverage(rows) for _, rows in groups]
     bounded = sum(c.rows for c in counts)
     inside = sum(c.inside for c in counts)
-    worst = f"Held out, {order}the median error is at most {percent(max(e.median for e in known))} in every group{but}."
+    worst = f"Held out, {order}the median error is at most {share_text(max(e.median for e in known))} in every group{but}."
     if not bounded:
         return worst
     return f"{worst} {inside / bounded:.0%} of {bounded} recorded values are within their {LEVEL_PERCENT} % intervals."
@@ -367,7 +363,7 @@ def ablations(made: Check) -> list[AblationRow]:
         e = errors(told, FORMS[0].held_out)
         rows.append(
             AblationRow(
-                recording_title(made), len(every) * (not rows), lacks, tau_text(e), percent(e.median), percent(e.p95)
+                recording_title(made), len(every) * (not rows), lacks, tau_text(e), share_text(e.median), share_text(e.p95)
             )
         )
     return rows
