@@ -142,7 +142,7 @@ def assemble(out: Path) -> None:
         ) from None
     store.write(_scores(out, rows), out / "scores.parquet", SCORES)
     for name, schema in (("evaluations", EVALUATIONS), ("settings", SETTINGS)):
-        parts = [_named(_read(_folder(out, r), f"{name}.parquet", schema), r) for r in rows]
+        parts = [_read(_folder(out, r), f"{name}.parquet", schema).with_columns(tuner=pl.lit(r.tuner)) for r in rows]
         store.write(pl.concat(parts) if parts else pl.DataFrame(schema=schema), out / f"{name}.parquet", schema)
     _host(out, rows)
     seen = {
@@ -229,10 +229,6 @@ def _read(folder: Path, name: str, schema: Mapping[str, pl.DataType]) -> pl.Data
 
 def _scores(out: Path, rows: list[_Row]) -> pl.DataFrame:
     return pl.DataFrame([read_score(_folder(out, r)) | {"tuner": r.tuner} for r in rows], schema=SCORES)
-
-
-def _named(frame: pl.DataFrame, row: _Row) -> pl.DataFrame:
-    return frame.with_columns(tuner=pl.lit(row.tuner))
 
 
 def _host(out: Path, rows: list[_Row]) -> None:
