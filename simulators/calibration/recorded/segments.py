@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -124,77 +124,111 @@ def segments_of(
     """
     every = tables["iterations"]
     iterations = _outside_changes(_with_moments(every, caveats), tables.get("reconfigurations"))
-    known = moments(settings, left_out).with_columns(begun=True)
+    branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
+    chosen = {s["segment"]: s for s in settings.to_dicts() if wanted.has(s)}
+    parts = list(_parts(iterations, moments(settings, left_out), chosen, caveats))
+    odd = _Odd(set(), [], [], [], [])
+    split = [
+        _segment(setting, pushes, stops, branches[setting["run"]], odd)
+        for (setting, pushes), stops in zip(parts, _rare_stops(parts, branches), strict=True)
+    ]
+    found = [segment for segment in split if segment is not None]
+    short = {s["segment"] for s, _ in parts} - odd.crowded - {s.setting["segment"] for s in found}
+    silent = {s["run"] for s in chosen.values()} - {*every["run"]}
+    caveats += _notes(odd, found, short=len(short), silent=len(silent))
+    return found
+
+
+def _parts(
+    iterations: pl.DataFrame, known: pl.DataFrame, chosen: Mapping[int, dict[str, Any]], caveats: list[str]
+) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
+    """The `chosen` settings, by number, with their pushes: once more after a reconfiguration that failed. `known` is when
+    settings began, as `moments` tells."""
     joined = iterations.sort("seconds", maintain_order=True).join_asof(
-        known, on="seconds", by=["run", "branch"], check_sortedness=False
+        known.with_columns(begun=True), on="seconds", by=["run", "branch"], check_sortedness=False
     )
-    described = {s["segment"]: s for s in settings.to_dicts()}
-    chosen = [s["run"] for s in described.values() if wanted.has(s)]
-    if early := joined.filter(pl.col("begun").is_null(), pl.col("run").is_in(chosen)).height:
+    runs = [s["run"] for s in chosen.values()]
+    if early := joined.filter(pl.col("begun").is_null(), pl.col("run").is_in(runs)).height:
         caveats.append(
             f"{early} iterations before the first setting of their run are left out: give the first setting second 0, and "
             "times of both tables from the same moment"
         )
-    branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
-    # By `after` as well: a reconfiguration that failed has no row in `settings`, but its stall is between two segments.
+    # By `after` as well: a reconfiguration that failed has no row among settings, but its stall is between two segments.
     apart = joined.filter(pl.col("segment").is_not_null()).group_by("segment", "after", maintain_order=True)
-    parts = [
-        (described[segment], _without_late(pushes, described[segment]["workers"]))
-        for (segment, _), pushes in apart
-        if wanted.has(described[segment])
-    ]
-    found, more, fewer, gaps, partly, still = list[Segment](), set[int](), 0, list[float](), list[str](), list[str]()
-    for (setting, pushes), stopped in zip(parts, _rare_stops(parts, branches), strict=True):
-        alone = branches[setting["run"]] == 1
-        if stopped:
-            still += [f"{setting['run']} for {max(high - low for low, high in stopped):.3g} s"]
-            pushes = _between(pushes, stopped)
-        if alone:
-            pushes, told = _while_all_push(setting["run"], pushes)
-            partly += [told] if told else []
-        each = max(setting["workers"], 1)
-        cycles = pushes.height // each
-        pushing = pushes["worker"].n_unique()
-        fewer += pushing < each and cycles >= FEWEST
-        more |= {setting["segment"]} if pushing > each else set()
-        if cycles >= FEWEST and pushing <= each:
-            first = max(1, int(_WARM_UP * cycles)) * each
-            kept = pushes.slice(first - 1, (cycles * each) - first + 1)
-            absent, lacking = (_not_recorded(part) if alone else 0 for part in (pushes, kept.slice(1)))
-            gaps += [absent / (pushes.height + absent)] if absent else []
-            seconds = float(pushes["seconds"][-1] - pushes["seconds"][0])
-            found.append(Segment(setting, kept, branches[setting["run"]], lacking, pushes.height + absent, seconds))
-    if more:
-        caveats.append(
-            f"{len(more)} settings are left out: more workers pushed than they have; record the change of the setting"
+    for (segment, _), pushes in apart:
+        if segment in chosen:
+            yield chosen[segment], _without_late(pushes, chosen[segment]["workers"])
+
+
+class _Odd(NamedTuple):
+    """What is odd in the pushes of some settings; `_segment` adds to it."""
+
+    crowded: set[int]  # numbers of settings in which more workers pushed than they have
+    quiet: list[str]  # runs in which fewer workers pushed than a setting has, once for each setting
+    gaps: list[float]  # part of the iterations that has no row, of each setting in which some have none
+    partly: list[str]  # the time in which all workers push, of each setting in which some begin late or end early
+    stopped: list[str]  # how long a worker stood still, of each setting in which one did
+
+
+def _segment(
+    setting: dict[str, Any], pushes: pl.DataFrame, stops: Sequence[tuple[float, float]], branches: int, odd: _Odd
+) -> Segment | None:
+    """The segment of a setting's pushes; None where they are too few, or of more workers than the setting has."""
+    if stops:
+        odd.stopped.append(f"{setting['run']} for {max(high - low for low, high in stops):.3g} s")
+        pushes = _between(pushes, stops)
+    alone = branches == 1
+    if alone:
+        pushes, told = _while_all_push(setting["run"], pushes)
+        odd.partly.extend([told] if told else [])
+    each = max(setting["workers"], 1)
+    cycles, pushing = pushes.height // each, pushes["worker"].n_unique()
+    if pushing > each:
+        odd.crowded.add(setting["segment"])
+    if cycles < FEWEST or pushing > each:
+        return None
+    if pushing < each:
+        odd.quiet.append(setting["run"])
+    first = max(1, int(_WARM_UP * cycles)) * each
+    kept = pushes.slice(first - 1, (cycles * each) - first + 1)
+    absent, lacking = (_not_recorded(part) if alone else 0 for part in (pushes, kept.slice(1)))
+    if absent:
+        odd.gaps.append(absent / (pushes.height + absent))
+    seconds = float(pushes["seconds"][-1] - pushes["seconds"][0])
+    return Segment(setting, kept, branches, lacking, pushes.height + absent, seconds)
+
+
+def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> Iterator[str]:
+    """What is not used, or is odd, in sentences; `short` settings and `silent` runs gave no segment."""
+    if odd.crowded:
+        count = len(odd.crowded)
+        yield f"{count} settings are left out: more workers pushed than they have; record the change of the setting"
+    if odd.gaps:
+        yield (
+            f"in {len(odd.gaps)} settings some iterations have no row, {median(odd.gaps):.1%} in the median, by the numbers "
+            "of the others: cycles are counted with them"
         )
-    if gaps:
-        caveats.append(
-            f"in {len(gaps)} settings some iterations have no row, {median(gaps):.1%} in the median, by the numbers of the "
-            "others: cycles are counted with them"
+    if odd.partly:
+        yield (
+            f"in {len(odd.partly)} settings some workers begin to push late or end early: only the time is used in which "
+            f"all push: {first_of(odd.partly)}; were workers lost, or do the clocks of machines differ?"
         )
-    if partly:
-        caveats.append(
-            f"in {len(partly)} settings some workers begin to push late or end early: only the time is used in which all "
-            f"push: {first_of(partly)}; were workers lost, or do the clocks of machines differ?"
-        )
-    if still:
-        caveats.append(
-            f"in {len(still)} settings a worker stood still by itself: {first_of(still)}; only the longest time without "
-            "such a stop is used, and predictions have none: how often they occur is not told by so few"
+    if odd.stopped:
+        yield (
+            f"in {len(odd.stopped)} settings a worker stood still by itself: {first_of(odd.stopped)}; only the longest time "
+            "without such a stop is used, and predictions have none: how often they occur is not told by so few"
         )
     if drifting := _drifting(found):
-        caveats.append(
+        yield (
             f"in {len(drifting)} of {len(found)} settings cycles are not steady: {first_of(drifting)}; "
             "record for longer, or leave out what is not like the rest, such as a slow start"
         )
-    if short := len({s["segment"] for s, _ in parts} - more - {s.setting["segment"] for s in found}):
-        caveats.append(f"{short} settings are left out: they have less than {FEWEST} iterations of each worker")
-    if silent := len({s["run"] for s in described.values() if wanted.has(s)} - {*every["run"]}):
-        caveats.append(f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone")
-    if fewer:
-        caveats.append(f"in {fewer} settings fewer workers pushed than they have: was one lost, or is it not recorded?")
-    return found
+    if short:
+        yield f"{short} settings are left out: they have less than {FEWEST} iterations of each worker"
+    if silent:
+        yield f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone"
+    if odd.quiet:
+        yield f"in {len(odd.quiet)} settings fewer workers pushed than they have: was one lost, or is it not recorded?"
 
 
 class _Drift(NamedTuple):
