@@ -34,7 +34,10 @@ value = 0.95
 """
 
 
-def score_row(scenario, tuner, seed, seconds, *, budget=600.0, status=None, reason="", setting=START, **more):
+_BUDGET = 600.0  # seconds
+
+
+def score_row(scenario, tuner, seed, seconds, *, budget=_BUDGET, status=None, reason="", setting=START, **more):
     reached = seconds < budget and status is None
     return {
         "scenario": scenario,
@@ -93,19 +96,17 @@ def frames(scores, evaluations=(), settings=(), host=None):
     )
 
 
-def from_times(times, *, scenario="digits", budget=600.0):
+def from_times(times):
     """Results of {tuner: [completion seconds per seed]}; NaN stands for a failed run, infinity for a censored one."""
     rows = [
-        score_row(
-            scenario, tuner, seed, t, budget=budget, **({"status": "error", "reason": "it broke"} if math.isnan(t) else {})
-        )
+        score_row("digits", tuner, seed, t, **({"status": "error", "reason": "it broke"} if math.isnan(t) else {}))
         for tuner, column in times.items()
         for seed, t in enumerate(column)
     ]
     return frames(rows)
 
 
-def contest(scenarios=("digits",), tuners=tuple(SPEED), seeds=5, budget=600.0):
+def contest(scenarios=("digits",), tuners=tuple(SPEED), seeds=5):
     """A plausible comparison: a shared factor per seed, curves that approach 0.97, tuners that change their knobs."""
     scores, evaluations, settings = [], [], []
     for s, scenario in enumerate(scenarios):
@@ -116,13 +117,11 @@ def contest(scenarios=("digits",), tuners=tuple(SPEED), seeds=5, budget=600.0):
                 seconds = 260 * SPEED.get(tuner, 1.0) * factors[seed] * rng.lognormal(sigma=0.06)
                 key = {"scenario": scenario, "tuner": tuner, "seed": seed}
                 changes = list(_changes(tuner, rng, seconds))
-                score = score_row(
-                    scenario, tuner, seed, seconds, budget=budget, setting=changes[-1][1], reconfigurations=len(changes) - 1
-                )
+                score = score_row(scenario, tuner, seed, seconds, setting=changes[-1][1], reconfigurations=len(changes) - 1)
                 score |= {"overhead_seconds": 2.4 * (len(changes) - 1), "final_accuracy": 0.95 + 0.005 * rng.random()}
                 if tuner == "rlp" and seed == 3:
                     score = score_row(
-                        scenario, tuner, seed, budget, status="error", reason="ZeroDivisionError: division by zero"
+                        scenario, tuner, seed, _BUDGET, status="error", reason="ZeroDivisionError: division by zero"
                     )
                     changes = changes[:1]
                 scores.append(score)

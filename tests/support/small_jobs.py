@@ -21,8 +21,8 @@ from tuners.settings import Choice, Integer
 class Softmax:
     """Softmax regression twice: as the proxy that the engine trains, and as plain numpy in float64."""
 
-    def __init__(self, features=6, classes=3, samples=120, valid=40, seed=0):
-        rng = np.random.default_rng(seed)
+    def __init__(self, features=6, classes=3):
+        rng, samples, valid = np.random.default_rng(0), 120, 40
         x = rng.normal(size=(samples + valid, features)).astype(np.float32)
         y = np.argmax(x @ rng.normal(size=(features, classes)), axis=1).astype(np.int32)
         self.first = {

@@ -26,6 +26,8 @@ __all__ = ["FaultyJob", "deployed", "process_of"]
 _SAMPLE_SECONDS = 0.01
 _STUCK_SECONDS = 90.0  # without a push: longer than any repair takes
 _CALM_SECONDS = 5.0  # of training after a fault, until it is over: longer than the slowest detection takes
+_RESUME_SECONDS = 30.0  # after a fault, until training has to go on
+_LATEST = 40  # actions and events of the history
 
 
 @dataclass
@@ -75,7 +77,7 @@ class FaultyJob:
 
     # ---------------------------------------------------------------------------------------------------------- measurements
 
-    def seconds_to_resume(self, since: float, *, within: float = 30.0) -> float:
+    def seconds_to_resume(self, since: float) -> float:
         """Seconds from `since` (monotonic) to the end of the longest time without a push, once the job has trained again for
         a while."""
         while True:
@@ -86,7 +88,9 @@ class FaultyJob:
             ended = moments[longest + 1] if gaps else now
             if gaps and now - moments[-1] < 0.5 and now - since > _CALM_SECONDS and now - ended > 1.0:
                 return ended - since
-            assert now - since < within + _CALM_SECONDS, f"no training for {now - moments[-1]:.1f} s: {self.latest_events()}"
+            assert now - since < _RESUME_SECONDS + _CALM_SECONDS, (
+                f"no training for {now - moments[-1]:.1f} s: {self.latest_events()}"
+            )
             time.sleep(0.1)
 
     def whole(self, within: float = 30.0) -> float:
@@ -105,13 +109,13 @@ class FaultyJob:
         self._done.append((self.live.now, what))
 
     @contextmanager
-    def history_on_failure(self, last: int = 40) -> Iterator[None]:
+    def history_on_failure(self) -> Iterator[None]:
         """Add to an error the latest actions and events, and the state of the job; a job without pushes is an error, too."""
         self._patience_seconds = _STUCK_SECONDS
         try:
             yield
         except BaseException as error:
-            history = sorted([*self._done, *self.live.job_status().events])[-last:]
+            history = sorted([*self._done, *self.live.job_status().events])[-_LATEST:]
             error.add_note("\n".join(f"{seconds:9.2f} s  {what}" for seconds, what in history))
             error.add_note("\n".join(self._state()))
             raise

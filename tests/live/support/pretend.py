@@ -19,6 +19,7 @@ from harness.live.protocol.messages import worker
 from tuners.actions import Evaluation
 
 COLUMNS = 11
+CHECK_CLOCKS = 20  # pushes between two evaluations
 
 
 @dataclass
@@ -42,11 +43,11 @@ class PretendProcesses:
     """A `harness.live.processes.runtime.Processes`. Its coordinator is asked by name, as a real one, and `asked` lists the
     names; `answers` has the methods, and tests replace them."""
 
-    def __init__(self, job, *, cycle_seconds=0.004, join_seconds=0.0, move_seconds=0.0, check_clocks=20, learning=1.0):
+    def __init__(self, job, *, cycle_seconds=0.004, join_seconds=0.0, move_seconds=0.0, learning=1.0):
         self.answers, self.coordinator = PretendCoordinator(self), RemoteCoordinator(self.ask)
         self.job, self.nodes = job, frozenset(n.name for n in job.nodes)
         self.cycle_seconds, self.join_seconds, self.move_seconds = cycle_seconds, join_seconds, move_seconds
-        self.check_clocks, self.learning = check_clocks, learning
+        self.learning = learning
         self.members, self.coming, self.gone = {}, {}, {}
         self.branches, self.running, self.next_branch = {}, None, 1
         self.moving, self.owners, self.dead_owners = 0, (), set()
@@ -139,7 +140,7 @@ class PretendProcesses:
             count = self.transfers.get((name, server), Transfer(0, 0.0, 0)).pushes
             self.transfers[name, server] = Transfer(count + 1, 0.8 if self.slow & {name, server} else 0.01, 32)
         branch.learned += 0.0 if branch.testing else self.learning * branch.setting.learning_rate
-        if branch.pushes % self.check_clocks == 0:
+        if branch.pushes % CHECK_CLOCKS == 0:
             branch.evaluations.append((0, self.evaluation(branch, at)))
         if self.job.target.reached(branch.loss, 1 - branch.loss, branch.pushes):
             branch.status = "target"

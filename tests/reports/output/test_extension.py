@@ -9,7 +9,8 @@ import pytest
 from harness.cli.main import main
 from reports.output import extension
 from reports.output.site import publish
-from tests.reports.output.test_export import files, folder_of
+from tests.reports.output.test_export import folder_of
+from tests.support.folders import contents
 from tests.support.made_up import contest
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
@@ -68,7 +69,7 @@ def test_a_new_tuner_stands_beside_those_of_the_site(site, tmp_path):
     assert set(found["tuner"]) == {"fixed", "cruise", "best_fixed", "joint"}
     assert found.filter(pl.col("tuner") != "joint").equals(scores(site))
     assert found.filter(pl.col("tuner") == "joint").height == 6
-    assert b"joint" in files(tmp_path / "out")["index.html"]
+    assert b"joint" in contents(tmp_path / "out")["index.html"]
     assert set(store.read_manifest(tmp_path / "out")["tuners"]) == {"fixed", "cruise", "best_fixed", "joint"}
     hosts = pl.read_csv(tmp_path / "out" / "tables" / "host.csv")
     assert sorted(hosts["tuner"]) == ["best_fixed", "cruise", "fixed", "joint"]
