@@ -9,9 +9,8 @@ import pytest
 from harness.cli.main import main
 from reports.output import extension
 from reports.output.site import publish
-from tests.reports.output.test_export import folder_of
 from tests.support.folders import contents
-from tests.support.made_up import contest
+from tests.support.made_up import contest, folder_of
 from traces import store
 from traces.schema import EVALUATIONS, SCORES, SETTINGS
 
