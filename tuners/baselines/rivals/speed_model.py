@@ -49,6 +49,9 @@ Speed: TypeAlias = Callable[[Pair], float]
 _SHARES = ((0.75, 0.25), (0.5, 0.5), (0.25, 0.25), (0.85, 0.15), (0.5, 0.2), (0.35, 0.65), (0.2, 0.4))
 """Workers and servers of the samples, of all machines."""
 
+_DIVIDED = ("load", "data_share", "model_share", "block")
+"""Families of knobs that divide batch, data and model: a machine that gets a role has no part by the setting before."""
+
 Choose: TypeAlias = Callable[[Speed, frozenset[Pair]], Pair]
 """The pair to move to, of those that the job can have."""
 
@@ -173,7 +176,7 @@ def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) ->
 
     Where roles are free, machines keep theirs as far as the numbers allow: moving training data or the model takes long. To
     grow, idle machines come first, as workers in the scenario's order, as servers from its end. More roles than machines
-    are those of the start. A batch that all workers share is divided among them equally.
+    are those of the start. Other workers or servers than those of the start have equal loads and shares.
     """
     workers, servers = pair
     values = job.space.values(setting)
@@ -190,9 +193,7 @@ def with_roles(job: Job, setting: Setting, pair: Pair, nodes: Sequence[Node]) ->
         serve += others[: servers - len(serve)]
     role = {n: ("both" if n in serve else "worker") if n in work else "server" for n in (*work, *serve)}
     values |= {name: role.get(name.partition("/")[2], "idle") for name in values if name.startswith("role/")}
-    if job.space.whole_batch:
-        values = {name: value for name, value in values.items() if not name.startswith("load/")}
-    made = job.space.setting(values)
+    made = job.space.setting({name: value for name, value in values.items() if name.partition("/")[0] not in _DIVIDED})
     return made if _pair(made) == pair and job.space.admits(made) else None
 
 

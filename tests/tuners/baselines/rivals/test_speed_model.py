@@ -14,7 +14,7 @@ from tests.tuners.bespoke_bo.test_schedules import JOB as SHARED
 from tuners.actions import Cost, Reconfigure, Rejected
 from tuners.baselines.rivals import dlrover_rm, optimus
 from tuners.baselines.rivals.speed_model import fitted, pairs, with_roles, within_reach
-from tuners.settings import Choice
+from tuners.settings import Choice, Integer, Real
 from tuners.testing import exchanges
 
 RIVALS = {"optimus": optimus.optimus, "dlrover_rm": dlrover_rm.dlrover_rm}
@@ -117,6 +117,31 @@ def test_a_batch_that_all_share_is_divided_among_all_workers_of_a_pair():
         made = with_roles(SHARED, few, pair, SHARED.nodes)
         assert (len(made.workers), len(made.servers)) == pair
         assert sum(map(sum, made.loads)) == SHARED.space.whole_batch
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["samples per machine", "weights"])
+def test_machines_that_get_a_role_get_a_part_of_data_model_and_batch(whole):
+    """A new worker had no data and no samples, which every job refuses, and a new server nothing of the model."""
+    of = job("roles by node")
+    parts = [Real(f"{family}/{n.name}", 0.0, 1.0) for family in ("data_share", "model_share") for n in of.nodes]
+    loads = [Real(f"load/{n.name}/0", 0.0, 1.0) if whole else Integer(f"load/{n.name}/0", 0, 64) for n in of.nodes]
+    start = replace(of.start, loads=((4,),) * len(of.start.workers)) if whole else of.start
+    of = replace(of, start=start, space=replace(of.space, base=start, knobs=(*of.space.knobs, *parts, *loads)))
+    small = with_roles(of, start, (2, 1), of.nodes)
+    for pair in pairs(of, of.nodes):
+        made = with_roles(of, small, pair, of.nodes)
+        assert (len(made.workers), len(made.servers)) == pair
+        for shares in made.shares():
+            assert shares == pytest.approx([1 / len(shares)] * len(shares))
+
+
+def test_servers_that_are_new_hold_blocks_of_tables():
+    of = job("roles by node")
+    blocks = tuple(Choice(f"block/{i}", tuple(n.name for n in of.nodes)) for i in range(6))
+    of = replace(of, blocks=6, space=replace(of.space, knobs=(*of.space.knobs, *blocks), blocks=6))
+    one = with_roles(of, of.start, (2, 1), of.nodes)
+    two = with_roles(of, one, (2, 3), of.nodes)
+    assert set(two.owners(6)) == set(two.servers)
 
 
 @pytest.mark.parametrize("name", RIVALS)
