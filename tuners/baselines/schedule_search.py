@@ -32,13 +32,24 @@ _REFUSED = 10  # proposals in a row that cannot be run, after which the search s
 
 
 def _uniform_is_held(job: Job) -> str:
-    if reason := schedule_is_held(job):
-        return reason
-    return "The job starts with this schedule already." if setting(job, _on_all(job)) == job.start else ""
+    return schedule_is_held(job) or _nothing_to_change(job, setting(job, _on_all(job)))
 
 
 def _no_gpu(job: Job) -> str:
-    return schedule_is_held(job) or ("" if _gpus(job) else "No machine has a GPU here.")
+    if reason := schedule_is_held(job) or ("" if _gpus(job) else "No machine has a GPU here."):
+        return reason
+    return _nothing_to_change(job, setting(job, evenly(job, _gpus(job))))
+
+
+def _nothing_to_change(job: Job, wanted: Setting) -> str:
+    """Why a tuner that wants this setting from the start has nothing to tune, or ""."""
+    if wanted == job.start:
+        return "The job starts with this schedule already."
+    try:
+        job.space.check(wanted)
+    except Rejected as error:
+        return str(error)
+    return ""
 
 
 def _on_all(job: Job) -> Schedule:

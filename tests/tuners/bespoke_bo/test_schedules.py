@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from harness import scenario
 from harness.drive import play
 from tuners.actions import Cost, Reconfigure, Rejected, Run, Setting, Space, Target, Window
+from tuners.applicability import nothing_to_tune
 from tuners.baselines.bandit import Bandit, area_under_curve
 from tuners.baselines.schedule_search import schedule_search, uniform_devices, uniform_gpus
 from tuners.bespoke_bo import schedules
@@ -358,6 +359,16 @@ def test_uniform_schedules_are_even():
     assert [
         a.setting.workers for a in uniform_devices(replace(elsewhere, space=replace(JOB.space, base=asked.setting)))
     ] == [("g0", "g1", "b0", "b1")]
+
+
+@pytest.mark.parametrize("tuner", [uniform_devices, uniform_gpus], ids=lambda t: t.__name__)
+def test_uniform_schedules_do_not_apply_where_machines_cannot_have_both_roles(tuner):
+    """They said that they did, were refused, and played as `fixed`."""
+    apart = TEXT.replace('servers = ["g0", "g1", "b0", "b1"]', 'servers = ["b1"]').replace(', "both"]', "]")
+    apart = apart.replace('workers = ["g0", "g1", "b0", "b1"]', 'workers = ["g0", "g1", "b0"]')
+    of = scenario.job(made(apart))
+    assert "Cannot set role/g0 to 'both'" in nothing_to_tune(tuner, of)
+    assert not nothing_to_tune(schedule_search, of)
 
 
 def test_a_search_that_cannot_be_is_refused():
