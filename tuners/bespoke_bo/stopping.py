@@ -56,14 +56,17 @@ class JobCourse:
         self.seconds = 0.0  # of the job, at the last window
         self.clocks = 0
         self.iterations = 0.0
-        self.curve: dict[float, float] = {}  # the last level at each number of iterations
+        self.curve: dict[float, float] = {}  # the level at each number of iterations
         self.changes: list[float] = []  # seconds that each reconfiguration cost
 
     def trained(self, clocks: int, workers: int, seconds: float, evaluations: Sequence[Evaluation]) -> None:
-        """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the validation set."""
-        self.seconds, self.clocks, self.iterations = seconds, self.clocks + clocks, self.iterations + clocks / workers
+        """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the validation set meanwhile."""
+        before = self.iterations
+        self.seconds, self.clocks, self.iterations = seconds, self.clocks + clocks, before + clocks / workers
         for made in evaluations:
-            self.curve[self.iterations] = 1.0 - made.accuracy if self.job.target.metric == "accuracy" else made.loss
+            at = self.iterations - (self.clocks - made.clocks) / workers
+            # Clocks of an evaluation that was interrupted are not all counted.
+            self.curve[min(max(at, before), self.iterations)] = 1.0 - made.accuracy if self.job.target.metric == "accuracy" else made.loss
 
     def changed(self, cost: Cost) -> None:
         """Note a reconfiguration. Seconds in which training was slower count in full: the most that they can have cost."""

@@ -77,6 +77,15 @@ def test_a_learning_curve_tells_them_and_the_budget_bounds_them(metric):
     assert at.iterations_left(2.0, 4) == 5
 
 
+def test_each_validation_of_a_window_counts_where_it_was_made():
+    """All were noted at the end of their window, so that the last one replaced the others."""
+    at = course(Target("loss", 0.1))
+    at.trained(40, 4, 20.0, ())
+    made = [Evaluation(n / 2, n, (n / 4) ** -0.5, float("nan")) for n in (80, 160, 240)]  # 0.1 after 100 iterations
+    at.trained(200, 4, 120.0, made)
+    assert at.iterations_left(2.0, 4) == pytest.approx(100 - 60)
+
+
 def test_a_reconfiguration_costs_the_mean_of_those_so_far():
     at = course(Target("clocks", 400.0))
     assert at.change_seconds == 0.0
