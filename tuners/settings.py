@@ -20,6 +20,7 @@ from tuners.knobs import Choice, Integer, Knob, Real, Scalar
 
 __all__ = [
     "BOUNDED",
+    "BY_STALENESS",
     "MOST",
     "OF_CACHES",
     "OF_CHECKPOINTS",
@@ -105,6 +106,9 @@ POLICIES = ("bsp", "asp", "ssp", "dssp", "discard", "admit", "quorum")
 
 BOUNDED = ("ssp", "discard", "admit")
 """The names of policies that have `Setting.staleness` as their one bound; see `tuners.policies`."""
+
+BY_STALENESS = (*BOUNDED, "dssp")
+"""The names of policies that `Setting.staleness` changes; under others it has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

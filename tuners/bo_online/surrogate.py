@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from tuners.bo_online.convergence import Form
-from tuners.settings import Choice, Integer, Knob, Scalar
+from tuners.settings import BY_STALENESS, Choice, Integer, Knob, Scalar
 from tuners.space import Space
 
 __all__ = [
@@ -68,16 +68,7 @@ class Encoding:
 
     def row(self, values: Mapping[str, Scalar]) -> _Floats:
         """The row of `values`; a value that its choice does not have (say, a lost node's role) sets none of its columns."""
-        cells: list[float] = []
-        for k in self.space.knobs:
-            value = values[k.name]
-            if isinstance(k, Choice):
-                cells += [float(type(o) is type(value) and o == value) for o in k.options]
-            else:
-                low, high = _ends(k)
-                x = np.log(max(float(value), k.low)) if k.log else float(value)
-                cells.append((x - low) / (high - low) if high > low else 0.0)
-        return np.array(cells)
+        return np.array([cell for k in self.space.knobs for cell in _cells(k, values[k.name])])
 
     def values(self, row: _Floats) -> dict[str, Scalar]:
         """The values of the knobs that are nearest to a row, in range and of each knob's type: of a choice, the option with
@@ -110,7 +101,8 @@ class Encoding:
         return self.snap(np.hstack(parts))
 
     def snap(self, rows: _Floats) -> _Floats:
-        """The nearest rows that are settings: in range, whole numbers rounded, one option per choice, threads coupled."""
+        """The nearest rows that are settings: in range, whole numbers rounded, one option per choice, threads coupled, and
+        the base's staleness under a policy that it does not change."""
         parts, at = dict[str, _Floats](), 0
         for k in self.space.knobs:
             part = rows[:, at : at + _columns(k)]
@@ -120,6 +112,7 @@ class Encoding:
             else:
                 parts[k.name] = _snapped(k, part)
         self._couple(parts)
+        self._leave_staleness(parts)
         return np.hstack(list(parts.values()))
 
     def _couple(self, parts: dict[str, _Floats]) -> None:
@@ -133,6 +126,23 @@ class Encoding:
         rest = np.clip(self.threads - used, inter.low, inter.high)
         low, high = ends[1]
         parts[inter.name] = ((np.log(rest) if inter.log else rest) - low) / (high - low) if high > low else counts[1] * 0
+
+    def _leave_staleness(self, parts: dict[str, _Floats]) -> None:
+        """Set staleness to that of the base where the row's policy knows none: rows that differ only in it are one setting.
+        Of recorded runs, each has the staleness that it was recorded with."""
+        policy, bound = self.space.knob("policy"), self.space.knob("staleness")
+        if isinstance(policy, Choice) and bound is not None and not self.space.recorded:
+            unknown = parts["policy"] @ np.array([float(name not in BY_STALENESS) for name in policy.options]) > 0
+            parts["staleness"][unknown] = _cells(bound, bound.nearest(self.space.base.staleness))
+
+
+def _cells(knob: Knob, value: Scalar) -> list[float]:
+    """The columns of one value of a knob."""
+    if isinstance(knob, Choice):
+        return [float(type(o) is type(value) and o == value) for o in knob.options]
+    low, high = _ends(knob)
+    x = float(np.log(max(float(value), knob.low))) if knob.log else float(value)
+    return [(x - low) / (high - low) if high > low else 0.0]
 
 
 def _columns(knob: Knob) -> int:

@@ -43,6 +43,8 @@ choose:
   the seconds of the last triple unchanged, as in the code). The gate compares seconds with seconds; the code measures costs
   and never uses them (``gate=False``). PI and LCB are not in seconds: they choose the setting, and the gate uses the
   expected improvement.
+* A bound on staleness is a knob only where a policy that the job may have knows one. Settings under another policy that
+  differ only in it are one setting.
 * Pushes during a reconfiguration belong to no setting and are left out, as is a stretch in which a node was lost.
 """
 
@@ -73,7 +75,7 @@ from tuners.bo_online.surrogate import (
     without,
 )
 from tuners.factory_options import AboveZero, Count
-from tuners.settings import Knob
+from tuners.settings import BY_STALENESS, Choice, Knob
 
 __all__ = [
     "Design",
@@ -113,7 +115,10 @@ def _no_system_knob_is_free(job: Job, knobs: Literal["system", "all"]) -> str:
 
 
 def _tuned(job: Job, knobs: Literal["system", "all"]) -> tuple[Knob, ...]:
-    return tuple(k for k in job.space.knobs if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
+    policy = job.space.knob("policy")
+    policies = policy.options if isinstance(policy, Choice) else (job.start.policy,)
+    able = [k for k in job.space.knobs if k.name != "staleness" or not set(BY_STALENESS).isdisjoint(policies)]
+    return tuple(k for k in able if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
 
 
 @nothing_to_tune_if(_no_system_knob_is_free)

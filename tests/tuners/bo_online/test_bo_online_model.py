@@ -106,6 +106,21 @@ def test_knobs_with_one_value_take_part():
     assert np.isfinite(rows).all()
 
 
+@pytest.mark.parametrize("bound", [Integer("staleness", 0, 8), Choice("staleness", (0, 2, 5))], ids=["range", "options"])
+def test_settings_that_differ_in_staleness_alone_are_one_where_the_policy_knows_none(bound):
+    """They were tried one after another, for nothing."""
+    policies = ("bsp", "asp", "ssp", "dssp")
+    space = Space(replace(BASE, staleness=2), NODES, (Choice("policy", policies), bound))
+    made = Encoding(space)
+    rows = [made.values(r) for r in made.spread(np.random.default_rng(0).random((400, 2)))]
+    seen = {policy: {r["staleness"] for r in rows if r["policy"] == policy} for policy in policies}
+    every = set(bound.options) if isinstance(bound, Choice) else set(range(9))
+    assert seen == {"bsp": {2}, "asp": {2}, "ssp": every, "dssp": every}
+    recorded = Encoding(replace(space, recorded={space.base: None}))
+    rows = [recorded.values(r) for r in recorded.spread(np.random.default_rng(0).random((400, 2)))]
+    assert {r["staleness"] for r in rows if r["policy"] == "bsp"} == every  # as each run was recorded
+
+
 def test_threads_are_coupled_only_where_both_are_free():
     alone = encoding(Integer("intra_threads", 1, 15), threads=16)
     assert {alone.values(r)["intra_threads"] for r in alone.spread(np.linspace(0, 0.999, 60)[:, None])} == set(range(1, 16))

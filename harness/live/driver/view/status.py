@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tuners.actions import Setting
-from tuners.settings import BOUNDED
+from tuners.settings import BY_STALENESS
 
 __all__ = ["JobStatus", "NodeStatus", "setting_words"]
 
@@ -40,7 +40,7 @@ class JobStatus:
 
 def setting_words(setting: Setting) -> str:
     """The setting in half a line, for people."""
-    policy = f"{setting.policy}({setting.staleness})" if setting.policy in (*BOUNDED, "dssp") else setting.policy
+    policy = f"{setting.policy}({setting.staleness})" if setting.policy in BY_STALENESS else setting.policy
     words = [
         *(f"{len(m)} {role}{'s' * (len(m) != 1)}" for m, role in ((setting.workers, "worker"), (setting.servers, "server"))),
         policy,
