@@ -113,12 +113,12 @@ def test_on_the_arenas_of_the_bespoke_optimiser_policies_and_tunables_are_held()
 
 def test_a_bound_that_no_policy_of_the_job_knows_is_nothing_to_tune():
     staleness, policy = Integer("staleness", 0, 8), Choice("policy", ("asp", "bsp"))
-    for knobs in ([staleness], [staleness, Real("momentum", 0.0, 0.9)]):
-        assert nothing_to_tune(resolve("bo_online").factory, with_knobs(*knobs)).startswith("None of the system knobs is free")
-    assert nothing_to_tune(resolve("bo_online").factory, with_knobs(staleness, policy)) == ""
-    held = with_knobs(staleness)
+    factory, held = resolve("bo_online").factory, with_knobs(staleness)
+    for of in (held, with_knobs(staleness, Real("momentum", 0.0, 0.9))):
+        assert nothing_to_tune(factory, of).startswith("None of the system knobs is free")
+    assert nothing_to_tune(factory, with_knobs(staleness, policy)) == ""
     ssp = replace(held.start, policy="ssp")
-    assert nothing_to_tune(resolve("bo_online").factory, replace(held, start=ssp, space=replace(held.space, base=ssp))) == ""
+    assert nothing_to_tune(factory, replace(held, start=ssp, space=replace(held.space, base=ssp))) == ""
 
 
 def test_a_tuner_that_does_not_say_is_played():

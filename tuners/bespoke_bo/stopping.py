@@ -60,13 +60,14 @@ class JobCourse:
         self.changes: list[float] = []  # seconds that each reconfiguration cost
 
     def trained(self, clocks: int, workers: int, seconds: float, evaluations: Sequence[Evaluation]) -> None:
-        """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the validation set meanwhile."""
+        """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the way, on the validation set."""
         before = self.iterations
         self.seconds, self.clocks, self.iterations = seconds, self.clocks + clocks, before + clocks / workers
         for made in evaluations:
             at = self.iterations - (self.clocks - made.clocks) / workers
             # Clocks of an evaluation that was interrupted are not all counted.
-            self.curve[min(max(at, before), self.iterations)] = 1.0 - made.accuracy if self.job.target.metric == "accuracy" else made.loss
+            level = 1.0 - made.accuracy if self.job.target.metric == "accuracy" else made.loss
+            self.curve[min(max(at, before), self.iterations)] = level
 
     def changed(self, cost: Cost) -> None:
         """Note a reconfiguration. Seconds in which training was slower count in full: the most that they can have cost."""

@@ -79,6 +79,22 @@ class StretchMemory:
         return sum(s.seconds for s in recent) / sum(len(s.curve.losses) for s in recent)
 
     @property
+    def scatter(self) -> float:
+        """How far the seconds per clock of a stretch scatter about the mean of its setting's last few, as a share of it; 0
+        while none was observed twice."""
+        squares, freedom = 0.0, 0
+        for recent in self._recent.values():
+            each = np.array([s.seconds / len(s.curve.losses) for s in recent])
+            if len(each) > 1 and each.mean() > 0:
+                squares += float(((each / each.mean() - 1) ** 2).sum())
+                freedom += len(each) - 1
+        return float(np.sqrt(squares / freedom)) if freedom else 0.0
+
+    def observed(self, row: _Floats) -> int:
+        """Stretches of a setting that `seconds_per_clock` averages."""
+        return len(self._recent.get(row.tobytes(), ()))
+
+    @property
     def kinds(self) -> list[tuple[int, Hashable]]:
         """The kinds of settings, by their number."""
         return list(self._numbers)

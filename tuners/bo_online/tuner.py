@@ -32,8 +32,10 @@ choose:
 * ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, in
   ever longer windows from one push of each worker on. The initial phase ends early where it would take more time than is
   left, and after it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are
-  proposed by the acquisition; the best observed one is proposed as well, so that the job can go back. The gate asks for the
+  proposed by the acquisition; the best observed one is proposed as well, so that the job can go back, for what it is better
+  by beyond two standard errors: the fastest of several known settings is often so by chance. The gate asks for the
   cost, for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
+  Nothing is gained after the end of the budget.
   Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
   job's time by now, not counting those that save as much as they took. Decisions without a change make the search rarer:
   after the 1st, 2nd, 4th, 8th.
@@ -104,6 +106,7 @@ _SLOW = 2.0  # times the least seconds per clock seen: a slower setting is obser
 _SHARE_OF_COUNTED = 0.25  # of the seconds left, what the initial phase may take where the target counts clocks or samples
 _SHARE_OF_ESTIMATED = 1.0  # the same where the seconds left are estimated from losses: early estimates are too low
 _SEARCH = 0.2  # of the job's seconds by now, that trials may have taken without saving them
+_ERRORS = 2.0  # standard errors, by which one known setting must be better than another to replace it
 _FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
 _REFUSALS = 3  # by the system, before an initial setting is given up
 _LOOKED_AT = 500  # of the best candidates, for one that the job admits
@@ -294,6 +297,11 @@ class JobHistory:
     def span(self) -> tuple[float, float]:
         """The state at the end and at the beginning of the job."""
         return (0.0, self.job.target.value) if self.job.target.counts else (self.epsilon, self.first_loss)
+
+    @property
+    def budget_left(self) -> float:
+        """The seconds that a better setting can save at most."""
+        return max(self.job.budget_seconds - self.since, 0.0)
 
     @property
     def blind(self) -> bool:
@@ -516,7 +524,8 @@ def proposals(
                 risk = _trial_share(history, seen) * max(0.0, promised + float(mean[0]) - best)
                 back = 1.0 - float(probability(mean, deviation, best)[0])
                 trial = Trial(row, leaders[0], promised / best)
-                yield Proposal(setting, promised * history.trust(known=False), back, risk, trial)
+                within = min(1.0, history.budget_left / best) if best > 0 else 1.0
+                yield Proposal(setting, promised * within * history.trust(known=False), back, risk, trial)
             else:
                 yield Proposal(setting, promised)
     if careful:
@@ -524,8 +533,18 @@ def proposals(
         if chosen is not None:
             here = history.row(history.setting)
             now, then = seconds(here), seconds(chosen[0])
+            sure = now - then - (_ERRORS * _error(history, (here, now), (chosen[0], then)) if seen.stateless else 0.0)
             promise = Trial(chosen[0], here, max(0.0, 1 - then / now), known=True)
-            yield Proposal(chosen[1], (now - then) * history.trust(known=True), trial=promise)
+            within = min(1.0, history.budget_left / now) if now > 0 else 1.0
+            yield Proposal(chosen[1], sure * within * history.trust(known=True), trial=promise)
+
+
+def _error(history: JobHistory, *known: tuple[_Floats, float]) -> float:
+    """The standard error of a difference of seconds, each known by what was observed of its row."""
+    scatter, memory = history.memory.scatter, history.memory
+    # Where work is counted, the latest stretch of a setting tells its seconds.
+    counts = [1 if history.job.target.counts else max(memory.observed(row), 1) for row, _ in known]
+    return float(np.hypot(*(scatter * seconds / np.sqrt(n) for (_, seconds), n in zip(known, counts, strict=True))))
 
 
 def _first_admitted(history: JobHistory, rows: _Floats) -> tuple[_Floats, Setting] | None:

@@ -334,6 +334,44 @@ def test_where_trials_do_not_keep_what_the_model_promised_there_are_fewer_and_fe
     assert len([i for i in made if i > 150]) <= 8
 
 
+@dataclass
+class Noisy(Curve):
+    """A job whose settings are nearly equal; stretches scatter by 5 %, which is more."""
+
+    def per_clock(self, setting):
+        return 0.1 * float(1 + 0.05 * np.random.default_rng([1, self.clocks]).normal())
+
+
+@pytest.mark.parametrize("seed", [1, *(slow(s) for s in (2, 3))])
+def test_noise_of_the_pace_does_not_move_the_job_to_and_fro(seed):
+    """The job went to whichever known setting had been fastest by chance, at nearly every decision."""
+    noisy = Noisy(job=replace(GOAL, seed=seed), change_seconds=0.2, hidden=1e6)
+    exchanges(bo_online, noisy, most=300)
+    made = changes(noisy)
+    trials = len(set(made))
+    assert trials > 10
+    assert len(made) - trials <= trials / 2  # a trial that proves to be worse is followed by a change back
+
+
+def test_no_change_is_made_for_what_comes_after_the_budget():
+    """The remaining seconds of a job that will not reach its target were counted in full."""
+    at = progress()
+    for i, setting in enumerate((START, replace(START, intra_threads=6))):
+        at.setting = setting
+        seconds = at.since + (2 - i) * np.arange(1.0, 19.0)
+        losses = hogwild_losses(2000.0, 1.0, np.arange(at.clocks, at.clocks + 18))
+        at.take(replace(window(GOAL, losses, seconds, start=at.since, workers=setting.workers), setting=setting))
+    at.setting, at.epsilon = START, 0.2
+    gains = []
+    for left in (1.0, 10.0):
+        at.job = replace(GOAL, budget_seconds=at.since + left)
+        seen = triples(at.stretches, GOAL.target, 1e6, at.epsilon, at.estimator, pooled=True, clocks=at.clocks)
+        (back,) = proposals(at, seen, Surrogate(scale="log"), "ei", "min", search=False, careful=True)
+        gains.append(back.gain_seconds)
+    assert 0 < gains[0] <= 1.0
+    assert gains[1] == pytest.approx(10 * gains[0])
+
+
 @pytest.mark.parametrize("seed", [1, *(slow(s) for s in (2, 3))])
 def test_trials_take_a_small_part_of_the_job(seed):
     """Whatever the model promises: after the initial phase, 20 % of the time, and the trial that was begun within them."""
