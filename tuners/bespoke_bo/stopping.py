@@ -60,7 +60,7 @@ class JobCourse:
         self.changes: list[float] = []  # seconds that each reconfiguration cost
 
     def trained(self, clocks: int, workers: int, seconds: float, evaluations: Sequence[Evaluation]) -> None:
-        """Count `clocks` of `workers`, which ended at `seconds`, and note what was measured on the way, on the validation set."""
+        """Count `clocks` of `workers`, which ended at `seconds`, and note what the validation set said meanwhile."""
         before = self.iterations
         self.seconds, self.clocks, self.iterations = seconds, self.clocks + clocks, before + clocks / workers
         for made in evaluations:
