@@ -305,7 +305,8 @@ def _with_loads(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
         samples = iter(shared_out(weights, space.whole_batch) if any(weights) else [0] * len(weights))
         rows = [[next(samples) for _ in row] for row in names]
     loads = dict(zip((n.name for n in space.nodes if n.name in setting.workers), map(tuple, rows), strict=True))
-    workers = tuple(w for w in setting.workers if any(loads[w]) or not space.whole_batch)
+    # A worker that is not among the nodes, because it is about to leave, can be given none.
+    workers = tuple(w for w in setting.workers if w in loads and (any(loads[w]) or not space.whole_batch))
     return replace(setting, workers=workers, loads=tuple(loads[w] for w in workers))
 
 

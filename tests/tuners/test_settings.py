@@ -378,3 +378,17 @@ def test_a_setting_never_changes_and_says_what_to_write(name, way):
 )
 def test_a_setting_knows_whether_all_its_workers_wait_for_each_other(change, waits):
     assert replace(BASE, **change).waits_for_all == waits
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["samples", "weights"])
+def test_a_worker_that_is_about_to_leave_gets_no_load(weights):
+    """Of held roles, the setting in force still names it; a search over loads ended with a KeyError."""
+    nodes = tuple(Node(name, "toy", 2, ("cpu",), 1e6, 1e9) for name in "abc")
+    base = Setting(workers=("a", "b"), servers=("c",), loads=((8,), (8,)) if weights else ())
+    loads = tuple(Real(f"load/{n}/0", 0.0, 1.0) if weights else Integer(f"load/{n}/0", 1, 16) for n in "abc")
+    space = Space(base, nodes, loads)
+    left = space.among((nodes[0], nodes[2]), base)
+    made = left.setting({"load/a/0": 1})
+    assert (made.workers, len(made.loads)) == (("a",), 1)
+    with pytest.raises(Rejected):
+        space.check(made, base)  # roles are held: the search waits until the machine is gone
