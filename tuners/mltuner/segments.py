@@ -91,7 +91,9 @@ class Segments:
         if self.snapshot is not None:
             yield from drop(self.snapshot)
         self.snapshot = yield from fork(self.main.trained.branch)
-        self.refusals = 0 if self.snapshot is not None else self.refusals + 1
+        # While the job recovers from a loss of machines, every system refuses.
+        recovers = bool(self.main.trained.lost)
+        self.refusals = 0 if self.snapshot is not None else self.refusals + (not recovers)
         self.trained_seconds += self.main.seconds
         self.before, self.idle = self.main, 0
         self.curve.append((self.trained_seconds, _level(self.job, self.before)))

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from harness.drive import play
 from tests.support.forest import NODES, RATE, START, Forest, falls, job
 from tests.support.marks import examples
-from tuners.actions import Evaluate, Fork, Free, Run, Space, Target
+from tuners.actions import Evaluate, Fork, Free, Rejected, Run, Space, Target
 from tuners.mltuner import mltuner
+from tuners.mltuner.moves import moves
+from tuners.mltuner.segments import Segments
 from tuners.mltuner.time_left import seconds_left
 from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
@@ -259,6 +261,20 @@ def test_there_are_three_branches_at_most_and_none_is_left_behind(rate, seed):
     assert max(forest.live_after) <= 3
     named = {a.branch for a in forest.asked(Run)[-20:]}
     assert named & set(forest.branches)
+
+
+@pytest.mark.parametrize("recovers", [True, False], ids=["recovers", "has all machines"])
+def test_refusals_while_the_job_recovers_from_a_loss_do_not_end_the_tuner(recovers):
+    of = started(0.01)
+    there = tuple(n for n in of.nodes if n.name != of.start.workers[0]) if recovers else of.nodes
+    segments = Segments(of, moves(of))
+    for _ in range(5):
+        segments.main.trained = segments.main.trained._replace(nodes=there)
+        snapshot = segments.renew()
+        next(snapshot)
+        with pytest.raises(StopIteration):
+            snapshot.throw(Rejected("Cannot fork branch 0: a reconfiguration is under way."))
+    assert segments.refusals == (0 if recovers else 5)
 
 
 @pytest.mark.parametrize("kind", [Fork, Evaluate])
