@@ -21,7 +21,6 @@ from tuners.joint.learning_model import (
     is_lost,
     is_unlearned,
     likely_seconds,
-    noisy,
     over_fitted,
     seconds_left,
     spread,
@@ -32,7 +31,6 @@ from tuners.joint.training import Snapshot, Steps, Training
 __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_WATCHED = 12  # windows in which noise may hide a drift
 _TRIAL = 4  # windows in which a hotter setting is tried, at least
 _CHANCE = 0.5  # that twice the heat serves, as far as is known
 _CHANCE_QUIET = 0.7  # the same where noise is small, because a hotter setting makes more of it
@@ -42,7 +40,6 @@ _SERVED = 0.7  # trials that have served, of those that were expected to: 70 of 
 _TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
 _STEP = 2.0  # factor of the heat, upwards
 _STANDS, _STANDS_LONG = 0.25, 0.5  # of the job's time, in which no drift is left
-_FAR = 4.0  # times as long as the job has lasted: what is left then asks for two steps at once
 _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
 _COOLING_SHARE = 0.03  # of the job's time so far, in which each of its heats is held, at least
 _SHED = 0.5  # of the noise that was expected: what 39 of 56 first coolings have shed, or less (see what_was_tried.md)
@@ -91,25 +88,19 @@ class Holding:
         parts: RuleParts,
         place: Callable[[], Steps[None]],
         useless: float = math.inf,
-        ruining: float = math.inf,
     ) -> None:
         self._useless = useless  # the coolest heat that is known to have brought nothing
-        self.ruining = ruining  # the lowest heat, if it keeps a model worse than one that knows nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
         level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
-        self.low = self._coolest = self._peak = level  # of the snapshot; of all cooled models; at `_best_at`
-        self._best_at = training.seconds
+        self.low = level  # of the snapshot
         self._noise = training.gauge.noise  # what cooling is expected to shed
-        self._settling = False  # after a return to a snapshot
         self._quiet = False  # whether the last cooling has shed next to nothing
-        self._stops = self._failed_trials = 0
+        self._failed_trials = 0
         self.levels, self.times = list[float](), list[float]()  # since the heat was last changed or tried
         # All levels that the model came by, and losses on validation data.
         self._course, self._losses = list[float](), list[float]()
-        self._steady_since = 0  # length of the course when the heat was last changed
-        self._steady = self.held
         self.hurting = math.inf  # the coolest heat that has made the model clearly worse
         self._ceiling = math.inf  # the coolest heat that was too hot, too noisy, or whose trial has failed
         self.lost = False  # nothing was learned
@@ -125,8 +116,6 @@ class Holding:
             yield from self.window()
             if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
                 self.lost, self.ended = True, "nothing was learned"
-                if self._is_coolest() and min(self._course[-_LEAST:]) > gauge.blank_level + self._hurt:
-                    self.ruining = min(self.ruining, self._heat.of(self.held))
             elif over_fitted(self._losses, self._course, self._training.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
@@ -150,17 +139,13 @@ class Holding:
             yield from self._place()
             self._follow()
         self._losses.append(training.loss)
-        if len(self.levels) == 3 and self._settling:
-            # A snapshot is of a lucky moment: its level is not what this heat can hold.
-            self.low, self._settling = max(self.low, sum(self.levels) / 3), False
 
     def _follow(self) -> None:
         """Hold the same heat on other machines: what was held names machines that may be gone."""
         if self._heat.limits_workers:
             self.held = self._training.setting
         else:
-            held = (self.held, self.top, self._steady)
-            self.held, self.top, self._steady = (as_hot(self._heat, self._training.placed(s), s) for s in held)
+            self.held, self.top = (as_hot(self._heat, self._training.placed(s), s) for s in (self.held, self.top))
 
     @property
     def _hurt(self) -> float:
@@ -173,9 +158,7 @@ class Holding:
             return self._training.diverged  # from a snapshot, the same would happen again
         if has_lost_half(self.levels, self.low, blank, spread(self._course)):
             return True
-        # Fewer workers learn more slowly, so a model whose level has risen for a while is left to come down again.
-        risen = seen > self.low + 1.5 * self._hurt and not self._heat.limits_workers
-        return len(self.levels) >= _LEAST and (risen or is_unlearned(seen, self.low, blank))
+        return len(self.levels) >= _LEAST and is_unlearned(seen, self.low, blank)
 
     def _is_coolest(self) -> bool:
         """Whether nothing is cooler than the present heat."""
@@ -204,7 +187,7 @@ class Holding:
             yield from self._step_back()
             return
         yield from training.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
-        self._begin_anew(settling=self._settling)
+        self._begin_anew()
 
     def _renew(self) -> Steps[None]:
         yield from self._training.drop(self._kept)
@@ -232,10 +215,10 @@ class Holding:
         else:
             yield from training.insist(self.held, why)
             self.low = training.level
-        self._begin_anew(settling=True)
+        self._begin_anew()
 
-    def _begin_anew(self, *, settling: bool) -> None:
-        self.levels, self.times, self._settling = [], [], settling
+    def _begin_anew(self) -> None:
+        self.levels, self.times = [], []
 
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
@@ -246,32 +229,18 @@ class Holding:
         # Fewer workers learn more slowly: a level that stands still for a while is no reason.
         share = _STANDS_LONG if heat.limits_workers else _STANDS
         stop = stopped(self.times, self.levels, goal, training.job.budget_seconds, share=share)
-        if self.held != self._steady:
-            self._steady, self._steady_since = self.held, len(self._course)
-        watched = len(self._course) >= self._steady_since + _WATCHED
-        # Of a few hundred samples, the loss tells a drift long before the share of those that are right does.
-        drifts = falls([math.log(max(loss, 1e-9)) for loss in self._losses[-_WATCHED:]])
-        hidden = not (heat.steps or drifts) and watched and not self._is_quiet() and noisy(self._course[-_WATCHED:])
         # What cooling can shed is not much more than what levels vary by.
         shedding = _SHED * min(self._noise, 4 * spread(self._course))
-        if not (stop or hidden) and (heat.steps or level - shedding > goal):
+        if not stop and (heat.steps or level - shedding > goal):
             yield from self.try_hotter(level, goal)
         elif heat.steps:
-            yield from self._halve("no drift is left", training.level)
-        elif hidden and level - self._noise > goal and self._parts.schedules:
-            self._ceiling = min(self._ceiling, heat.of(self.held))
-            yield from self._halve(f"noise hides all drift at level {level:.2f}", level)
-        elif self._parts.schedules and (stop or hidden or not self._drift(goal).arrives_soon):
-            seen = "noise hides all drift" if hidden else "no drift is left" if stop else f"{shedding:.2f} may be noise"
-            why = f"level {level:.2f}, goal {goal:.2f}: {seen}"
-            yield from self._cool(level, goal, why, stop=stop, hidden=hidden)
-
-    def _halve(self, why: str, low: float) -> Steps[None]:
-        """Hold half the heat from here on, where `low` is the level."""
-        before, self.held = self.held, self._heat.scaled(self.held, 0.5)
-        yield from self._training.insist(self.held, f"{self._heat.words(before)} -> {self._heat.words(self.held)}: {why}")
-        self.low = low
-        self._begin_anew(settling=self._settling)
+            before, self.held = self.held, heat.scaled(self.held, 0.5)
+            yield from training.insist(self.held, f"{heat.words(before)} -> {heat.words(self.held)}: no drift is left")
+            self.low = training.level
+            self._begin_anew()
+        elif self._parts.schedules and (stop or not self._drift(goal).arrives_soon):
+            seen = "no drift is left" if stop else f"{shedding:.2f} may be noise"
+            yield from self._cool(level, goal, f"level {level:.2f}, goal {goal:.2f}: {seen}", stop=stop)
 
     def _drift(self, goal: float) -> _Drift:
         window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
@@ -288,18 +257,14 @@ class Holding:
             self._failed_trials += 1
         else:
             yield from self._try(trial, level, before)
-        self._begin_anew(settling=self._settling)
+        self._begin_anew()
 
     def _trial(self, drift: _Drift) -> _Trial | None:
         """The trial of a hotter setting, if there is one and it is expected to save more seconds than it costs."""
-        training, heat, now, left = self._training, self._heat, self.times[-1], drift.left
-        far = left.mean - 2 * left.deviation > _FAR * now and not heat.steps
-        hotter = heat.scaled(self.held, _STEP**2 if far else _STEP)
-        if heat.of(hotter) >= self.hurting:
-            hotter = heat.scaled(self.held, _STEP)
-        if not heat.of(self.held) < heat.of(hotter) < min(self.hurting, self.ruining):
+        training, heat, left, hotter = self._training, self._heat, drift.left, self._heat.scaled(self.held, _STEP)
+        if not heat.of(self.held) < heat.of(hotter) < self.hurting:
             return None
-        likely = likely_seconds(left, now, training.job.budget_seconds)
+        likely = likely_seconds(left, self.times[-1], training.job.budget_seconds)
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)
         cost = windows * drift.window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
         chance = _SERVED * self._chance(hotter, is_slow=self._is_slow(left))
@@ -373,42 +338,25 @@ class Holding:
             return False  # a dead model is quiet, too
         return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
 
-    def _cool(self, level: float, goal: float, why: str, *, stop: bool, hidden: bool) -> Steps[None]:
-        """Shed the noise, then go on at a heat that follows from what was shed; end where nothing helps any more."""
-        training, heat = self._training, self._heat
+    def _cool(self, level: float, goal: float, why: str, *, stop: bool) -> Steps[None]:
+        """Shed the noise, then go on as hot as before; as hot as it ever served where no drift was left."""
+        training = self._training
         coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest
         self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
-        self._steady, self._steady_since = self.held, len(self._course)
-        if hidden and shed > HELPED_NATS:
-            self._ceiling = min(self._ceiling, heat.of(self.held))
-            self.held, why = heat.scaled(self.held, 0.5), "noise had hidden all progress"
-        elif stop and shed < _SNAPSHOT_NATS and self._kept is not None:
-            # Heat has led to where nothing leads on: the same heat would again, and a model that was hot long is scarred.
-            self.ended = "it stands still, and cooling sheds nothing"
-            return
-        elif stop:
+        if stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
-            self.held, self._stops, why = self.top, self._stops + 1, "the drift had stopped"
+            self.held, why = self.top, "the drift had stopped"
         elif shed < _SNAPSHOT_NATS:
             self._failed_trials, self._quiet = 0, True  # noise is not what holds it up: a hotter setting may be
             why = "it was not noise that held it up"
-        elif coolest > self._coolest - _SETTLED_NATS:
-            self.held = heat.scaled(self.held, max(0.5, 0.1 * heat.of(self.top) / heat.of(self.held)))
-            why = f"no better than {self._coolest:.2f}, the last time"
         else:
-            why = "better than ever"
-        if coolest < self._peak - _SETTLED_NATS:
-            self._peak, self._best_at = coolest, training.seconds
-        self._coolest = min(self._coolest, coolest)
-        if self._stops >= 2 and training.seconds > 1.2 * self._best_at:
-            self.ended = "it stands still in spite of all"
-            return
+            why = "that was noise"
         yield from self._renew()
         now = self._heat.words(training.setting)
         yield from training.insist(self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}")
         self.low = training.level + self._noise
-        self._begin_anew(settling=self._settling)
+        self._begin_anew()
 
     def _shed(self, held: Setting, why: str, goal: float) -> Steps[float]:
         """Halve the heat, to a tenth, until the level falls too little to reach `goal`; the lowest level."""

@@ -30,7 +30,6 @@ __all__ = [
     "is_lost",
     "is_unlearned",
     "likely_seconds",
-    "noisy",
     "over_fitted",
     "seconds_left",
     "slope",
@@ -155,7 +154,6 @@ class MinibatchLosses:
     def __init__(self, workers: Sequence[str] = ()) -> None:
         self._workers = workers
         self.mean = math.inf  # of the last window
-        self.highest, self.lowest = 0.0, math.inf  # means of half a window, since the last return to a snapshot
         # Of every worker, since loads were changed: its losses over the mean of their window.
         self.relative = defaultdict[str, list[float]](list)
 
@@ -165,12 +163,6 @@ class MinibatchLosses:
         if self._workers and self.mean > 0:
             for worker, loss in zip(pushes.worker, pushes.loss, strict=False):
                 self.relative[self._workers[int(worker)]].append(float(loss) / self.mean)
-        halves = [float(np.mean(half)) for half in np.array_split(pushes.loss, 2) if len(half)]
-        self.highest, self.lowest = max(self.highest, *halves), min(self.lowest, *halves)
-
-    def forget_extremes(self) -> None:
-        """The branch has returned to a snapshot."""
-        self.highest, self.lowest = 0.0, math.inf
 
 
 def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss: float) -> bool:
@@ -299,10 +291,3 @@ def spread(levels: Sequence[float]) -> float:
     steps = [abs(b - a) for a, b in pairwise(levels[-9:]) if math.isfinite(a) and math.isfinite(b)]
     # Of two independent normal values, half of the differences are below 0.954 deviations.
     return median(steps) / 0.954 if len(steps) >= 3 else 0.0
-
-
-def noisy(levels: Sequence[float]) -> bool:
-    """Whether `levels` vary so much that no drift is seen: the second half is hardly lower than the first."""
-    half, deviation = len(levels) // 2, spread(levels)
-    fallen = sum(levels[:half]) / half - sum(levels[half:]) / (len(levels) - half)
-    return deviation > 0.1 and fallen < 0.5 * deviation

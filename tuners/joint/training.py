@@ -429,7 +429,6 @@ class Training:
         self.chosen = setting
         self.pushes, self.level, self.loss = kept.pushes, kept.level, kept.loss
         self.diverged, self.lowest_level = False, math.inf
-        self.minibatches.forget_extremes()
         # A snapshot holds the machines of its setting, and they are paid for. But at a rate that is held, what is trained
         # while machines change may spoil an untrained model, so that one is left to `_give_back`.
         moves = self.saves_usd and machines_of(kept.setting) != machines_of(setting)

@@ -69,7 +69,7 @@ from tuners.joint.checkpoints import first_checkpoint_seconds, with_checkpoints
 from tuners.joint.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
 from tuners.joint.heat_search import HeatSearch
 from tuners.joint.holding import Holding, RuleParts
-from tuners.joint.learning_model import HELPED_NATS, is_lost
+from tuners.joint.learning_model import is_lost
 from tuners.joint.other_knobs import OtherKnobs
 from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel, waits
@@ -152,7 +152,6 @@ class JointCourse:
         self.learns = self.harms = False  # whether the start has clearly taught the model something, or spoilt it
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
-        self.ruining = math.inf  # the lowest heat, if it keeps a model worse than one that knows nothing
 
     @property
     def heat(self) -> Heat | None:
@@ -270,7 +269,7 @@ class JointCourse:
         start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})
         if not training.available.issuperset({*start.workers, *start.servers}):
             return False
-        self.placing.stays, self.ruining = True, math.inf
+        self.placing.stays = True
         return (
             yield from training.begin_again(start, "nothing was learned: again from the untrained model, as the job began")
         )
@@ -368,7 +367,7 @@ class JointCourse:
         seen = yield from training.glance(2 * workers)
         # The first mini-batches have told the level of the untrained model.
         times, levels = [begun], [gauge.untrained_level if math.isnan(known) else known]
-        is_near = hints = False
+        is_near = False
         while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
             self.learns = self.learns or seen.helps
             # Of what was validated before, mini-batches do not tell how it goes on.
@@ -381,13 +380,12 @@ class JointCourse:
                 fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.minibatches.mean)
                 left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
                 is_near = left <= _SEARCH_ROUNDS * (training.seconds - begun) / rounds
-            hints = min(seen.level + 2 * seen.noise - gauge.blank_nats, seen.validated + HELPED_NATS / 2) < 0
             if not is_near or unseen > 2:
                 break
             seen = yield from training.glance(workers)
             rounds += 1
         worse = math.isfinite(levels[0]) and not levels[-1] < gauge.blank_level + gauge.hurt
-        self.harms = training.diverged or (worse and not (self.learns or hints))
+        self.harms = training.diverged or (worse and not self.learns)
         training.usual_push_seconds = training.push_seconds
         self.placing.learn_blocks()
 
@@ -454,10 +452,10 @@ class JointCourse:
         origin = top  # the heat at which nothing was learned for the first time
         seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
         while True:
-            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless, self.ruining)
+            holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
             yield from holding.run()
             yield from self.placing.share_evenly()
-            self.hurting, self.ruining = min(self.hurting, holding.hurting), min(self.ruining, holding.ruining)
+            self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
             if holding.lost and (yield from self.as_begun()):
@@ -472,21 +470,17 @@ class JointCourse:
                 top = training.setting
                 yield from training.drop(seedling)
                 seedling = yield from training.snapshot()
-            elif seedling is not None and (setting := self.anew(heat, top, factors)) is not None:
+            elif seedling is not None:
+                setting = heat.scaled(top, next(factors))
                 why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
                 seedling = yield from training.return_to(seedling, setting, why)
             else:
                 return
 
-    def anew(self, heat: Heat, top: Setting, factors: Iterator[float]) -> Setting | None:
-        """The next setting around `top` for a restart; None where all are known to ruin the model."""
-        around = (heat.scaled(top, next(factors)) for _ in _RESTARTS)
-        return next((setting for setting in around if heat.of(setting) < self.ruining), None)
-
     def elsewhere(self, heat: Heat, top: Setting, decades: Iterator[float]) -> Setting | None:
         """The next setting outwards by decades from `top` that differs from it and is not known to hurt."""
         for factor in decades:
             setting = heat.scaled(top, factor)
-            if heat.of(setting) != heat.of(top) and heat.of(setting) < min(self.hurting, self.ruining):
+            if heat.of(setting) != heat.of(top) and heat.of(setting) < self.hurting:
                 return setting
         return None
