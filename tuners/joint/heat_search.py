@@ -2,7 +2,7 @@
 
 The heat comes down while it hurts, then doubles window by window until it brings nothing more. The job continues from the
 best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has learned
-anything yet, at the hottest that does no harm and that other jobs may well have.
+anything yet, at the hottest that does no harm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Hold and cool: the longest part of a job under `tuners.joint`, from the heat that was found to the target.
 
 The heat is held while the level drifts down. It is doubled where the seconds that this would save are worth a trial, halved
-where the level rises, and cooled for some windows where noise is all that separates the level from the goal.
+where much of what was learned is lost, and cooled for some windows where noise is all that separates the level from the
+goal, or no drift is left.
 """
 
 from __future__ import annotations
@@ -102,12 +103,12 @@ class Holding:
         # All levels that the model came by, and losses on validation data.
         self._course, self._losses = list[float](), list[float]()
         self.hurting = math.inf  # the coolest heat that has made the model clearly worse
-        self._ceiling = math.inf  # the coolest heat that was too hot, too noisy, or whose trial has failed
+        self._ceiling = math.inf  # the coolest heat that was too hot, or whose trial has failed
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
     def run(self) -> Steps[None]:
-        """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
+        """Train until the model is lost, has over-fitted, or has diverged for good."""
         self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
             if self._training.has_arrived and self._parts.schedules and not self._heat.steps:
