@@ -45,7 +45,6 @@ _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift
 _COOLING_SHARE = 0.03  # of the job's time so far, in which each of its heats is held, at least
 _SHED = 0.5  # of the noise that was expected: what 39 of 56 first coolings have shed, or less (see what_was_tried.md)
 _SNAPSHOT_NATS = 0.15  # a level so much lower is worth another snapshot
-_HURT_SHARE = 0.1  # of what was learned: a rise that is no harm where noise is small, because heat adds some
 _SETTLED_NATS = 0.03  # a lower level is progress
 
 
@@ -154,12 +153,9 @@ class Holding:
         return max(self._training.gauge.hurt, 2 * spread(self._course))
 
     def _is_too_hot(self) -> bool:
-        blank, seen = self._training.gauge.blank_level, min(self.levels[-3:])
         if self._training.diverged or self._is_coolest():
             return self._training.diverged  # from a snapshot, the same would happen again
-        if has_lost_half(self.levels, self.low, blank, spread(self._course)):
-            return True
-        return len(self.levels) >= _LEAST and is_unlearned(seen, self.low, blank)
+        return has_lost_half(self.levels, self.low, self._training.gauge.blank_level, spread(self._course))
 
     def _is_coolest(self) -> bool:
         """Whether nothing is cooler than the present heat."""
@@ -206,7 +202,7 @@ class Holding:
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
         self.held = self._heat.scaled(self.held, 0.5)
-        seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} above {self.low:.2f} + {self._hurt:.2f}"
+        seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
         why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:
             self._kept = yield from training.return_to(self._kept, self.held, why)
@@ -284,8 +280,6 @@ class Holding:
     def _try(self, trial: _Trial, level: float, before: Snapshot | None) -> Steps[None]:
         """Hold what is on trial if it serves; else go on at the heat before, from `before` or soon as good a model."""
         training, heat, blank, hurt = self._training, self._heat, self._training.gauge.blank_level, self._hurt
-        if self._is_quiet() and math.isfinite(blank):
-            hurt = max(hurt, _HURT_SHARE * (blank - level))
         levels = yield from _watched(training, trial.windows, level, hurt, spread(self._course))
         newest = levels[trial.windows // 2 :]
         whole = len(levels) == trial.windows and not training.diverged
