@@ -95,6 +95,7 @@ class Holding:
         self._kept: Snapshot | None = None  # of about the best model
         level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
         self.low = level  # of the snapshot
+        self._has_returned = False  # to the snapshot, and not seen yet what level follows
         self._noise = training.gauge.noise  # what cooling is expected to shed
         self._quiet = False  # whether the last cooling has shed next to nothing
         self._failed_trials = 0
@@ -139,6 +140,9 @@ class Holding:
             yield from self._place()
             self._follow()
         self._losses.append(training.loss)
+        if len(self.levels) == 3 and self._has_returned:
+            # A snapshot is of a lucky moment: its level is not what this heat can hold.
+            self.low, self._has_returned = max(self.low, sum(self.levels) / 3), False
 
     def _follow(self) -> None:
         """Hold the same heat on other machines: what was held names machines that may be gone."""
@@ -201,7 +205,7 @@ class Holding:
         self._ceiling = min(self._ceiling, self._heat.of(before))
         if training.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
-        self.held = self._heat.scaled(self.held, 0.5)
+        self.held, self._has_returned = self._heat.scaled(self.held, 0.5), True
         seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
         why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:
