@@ -94,7 +94,8 @@ class Holding:
         self.held = self.top = training.setting
         self._kept: Snapshot | None = None  # of about the best model
         level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
-        self.low = level  # of the snapshot
+        self.low = self._peak = level  # of the snapshot; of the best cooled model, which was seen at `_best_at`
+        self._best_at, self._stops = training.seconds, 0  # how often no drift was left
         self._has_returned = False  # to the snapshot, and not seen yet what level follows
         self._noise = training.gauge.noise  # what cooling is expected to shed
         self._quiet = False  # whether the last cooling has shed next to nothing
@@ -108,7 +109,7 @@ class Holding:
         self.ended = ""  # why, in words
 
     def run(self) -> Steps[None]:
-        """Train until the model is lost, has over-fitted, or has diverged for good."""
+        """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
         self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
         while not self.ended:
             if self._training.has_arrived and self._parts.schedules and not self._heat.steps:
@@ -338,11 +339,18 @@ class Holding:
         return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
 
     def _cool(self, level: float, goal: float, why: str, *, stop: bool) -> Steps[None]:
-        """Shed the noise, then go on as hot as before; as hot as it ever served where no drift was left."""
+        """Shed the noise, then go on as hot as before; as hot as it ever served where no drift was left. End where that was
+        so before, and nothing has been better for long."""
         training = self._training
         coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest
         self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
+        self._stops += stop
+        if coolest < self._peak - _SETTLED_NATS:
+            self._peak, self._best_at = coolest, training.seconds
+        if self._stops >= 2 and training.seconds > 1.2 * self._best_at:
+            self.ended = "it stands still in spite of all"
+            return
         if stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, why = self.top, "the drift had stopped"

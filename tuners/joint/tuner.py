@@ -36,9 +36,9 @@ made only where it is expected to save more than it costs. In the order in which
 5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates
    the level from the goal and the drift would take longer, or when the drift has stopped. Return to a snapshot when half of
-   what was learned is lost or the job has diverged, to an early one when it has over-fitted. A model that a hot window has
-   thrown off is kept where it is soon as good as before. One that is as good as the target asks for is held, cooled, until
-   the job validates it.
+   what was learned is lost or the job has diverged, to an early one when it has over-fitted or stands still. A model that a
+   hot window has thrown off is kept where it is soon as good as before. One that is as good as the target asks for is held,
+   cooled, until the job validates it.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`tuners.joint.machine_losses`).
@@ -442,7 +442,7 @@ class JointCourse:
     # ----------------------------------------------------------------------------------------------- 5. hold and cool
 
     def learn(self, heat: Heat) -> Steps[None]:
-        """Hold and cool; where that has over-fitted, again from an early model, at another heat.
+        """Hold and cool; where that has over-fitted or stands still, again from an early model, at another heat.
 
         Where nothing was learned at all, the model was lost when it was still untrained, or the heat is far too low: then
         from the untrained model, outwards by decades.
