@@ -87,7 +87,7 @@ class HeatSearch:
         return self._training.job.evaluate_seconds <= _EVALUATION_SHARE * window
 
     def _hurts(self, seen: Glance) -> bool:
-        """Whether the present heat makes the model worse than the untrained one."""
+        """Whether the model has diverged at the present heat, or is worse than the untrained one."""
         worse = seen.level > max(_HURT, 3 * seen.doubt)  # the untrained loss may have been told by two mini-batches
         return self._training.diverged or (worse and seen.validated > 0 and not seen.helps)
 
