@@ -11,7 +11,8 @@ the paper or had to choose:
 * The paper always makes ten evaluations. Here the next one is made only if what it is expected to save over the iterations
   left is more than it costs (`tuners.bespoke_bo.stopping`); ``stop_early=False`` makes all ten.
 * The public framework has no initial schedule. Here the first one makes every machine worker and server, which by the paper
-  tends to do well, with loads in proportion to cores; a GPU counts as 32 cores.
+  tends to do well, with loads in proportion to cores; a GPU counts as 32 cores. Where the system refuses it, because a
+  machine is not there yet, the first is the job's start.
 * The model gets medians over the counted iterations, so one delayed iteration has no effect. Observations far from the
   prediction of all others are ignored (`tuners.bespoke_bo.parts.trusted`).
 * A worker that has pulled early computes early, to an inferred degree; ``communication="as_printed"`` makes all wait for the

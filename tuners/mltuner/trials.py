@@ -12,6 +12,8 @@ Where we differ or had to choose:
 * If all trials have diverged, the time is not doubled: longer trials would tell no more.
 * The starting point of all trials is the parent's loss, measured on a TESTING branch for up to 10 clocks. The public code
   uses a branch with learning rate 0 for 100 clocks, which is equivalent, but impossible if the job's space has no such rate.
+* Where machines are lost, the trial under way trains on until it has recovered, and so does the parent before its next fork.
+  Neither is part of a trial's time. The paper has no such losses.
 * A search ends with the searcher (also if it raises, with a warning), after `most` trials, at `until_seconds`, or after
   three refusals in a row. If no trial is converging then, the fastest unstable trial with a positive speed wins; else no
   trial. The paper is silent about such a search; the public code does the same.
@@ -27,9 +29,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuners.actions import Action, Fork, Job, Rejected, Run, Window
+from tuners.actions import Action, Fork, Job, Rejected, Run
 from tuners.mltuner.summariser import ProgressSummary, Summariser
-from tuners.search.branches import TrainedBranch, drop, fork
+from tuners.search.branches import TrainedBranch, TrainingWindows, drop, fork_from, recover, train
 from tuners.search.epochs import epoch_clocks
 from tuners.search.searchers import Point, Searcher
 from tuners.search.tunables import Tunables
@@ -56,6 +58,7 @@ class Rules:
 class Found(NamedTuple):
     """The result of a search."""
 
+    parent: TrainedBranch  # trained further only where it had to recover from a loss of machines
     winner: TrainedBranch | None  # its branch still exists; None: no trial made progress
     tried: int  # proposals
 
@@ -72,12 +75,13 @@ class _Trial:
     summary: ProgressSummary = _NOTHING
     lost: bool = False  # it diverged, or the system refuses to run it
 
-    def record(self, seen: Window) -> None:
+    def record(self, done: TrainingWindows) -> None:
+        seen = done.seen
         self.moments.append(seen.pushes.seconds - seen.start_seconds + self.seconds)
         self.losses.append(seen.pushes.loss)
         self.seconds += seen.seconds
-        self.trained = self.trained.after(seen)
-        self.lost = seen.status in ("diverged", "deadlock")
+        self.trained = done.trained
+        self.lost = done.last.status in ("diverged", "deadlock")
 
     @property
     def pace(self) -> float:
@@ -106,6 +110,11 @@ class _Search:
         trial.lost = trial.summary.label == "diverged"
         self.tell(trial.values, trial.summary.speed)
 
+    def noticed(self, done: TrainingWindows) -> None:
+        """Take over what any branch shows: the time, and the machines that are there."""
+        self.now = done.last.end_seconds
+        self.parent = self.parent._replace(nodes=done.last.nodes)
+
     def tell(self, values: Point, speed: float) -> None:
         try:
             self.searcher.tell(values, speed)
@@ -120,7 +129,7 @@ class _Search:
 def find(
     job: Job, parent: TrainedBranch, tunables: Tunables, searcher: Searcher, summariser: Summariser, rules: Rules
 ) -> Generator[Action[Any], Any, Found]:
-    """One search: the setting under which `parent` converges fastest, as a trained branch. The parent stays as it is."""
+    """One search: the setting under which `parent` converges fastest, as a trained branch."""
     search = _Search(job, parent, tunables, searcher, summariser, rules)
     if rules.start_clocks:
         search.start = yield from _parent_loss(search)
@@ -135,11 +144,13 @@ def find(
         if trial.summary.speed > best.summary.speed:
             best, loser = trial, best
         yield from drop(loser.trained.branch)
-    return Found(best.trained if best is not None else None, search.tried)
+    return Found(search.parent, best.trained if best is not None else None, search.tried)
 
 
 def _parent_loss(search: _Search) -> Generator[Action[Any], Any, float | None]:
     """The mean training loss of the parent as it is, or None if the system refuses."""
+    if search.parent.lost:
+        search.parent = (yield from recover(search.parent)) or search.parent
     setting = search.parent.setting
     clocks = min(search.rules.start_clocks * len(setting.workers), epoch_clocks(search.job, setting))
     try:
@@ -148,9 +159,9 @@ def _parent_loss(search: _Search) -> Generator[Action[Any], Any, float | None]:
         return None
     loss = math.nan
     try:
-        seen = yield from Run(clocks=max(clocks, len(setting.workers)), branch=branch)
-        search.now = seen.end_seconds
-        loss = float(np.mean(seen.pushes.loss)) if seen.clocks else math.nan
+        done = yield from train(TrainedBranch(branch, setting), Run(clocks=max(clocks, len(setting.workers))))
+        search.noticed(done)
+        loss = float(np.mean(done.seen.pushes.loss)) if done.seen.clocks else math.nan
     except Rejected:
         pass
     yield from drop(branch)
@@ -201,10 +212,9 @@ def _next_trial(search: _Search) -> Generator[Action[Any], Any, _Trial | None]:
         if values is None:
             return None
         search.tried += 1
-        setting = search.tunables.setting(values, search.parent.setting)
-        branch = yield from fork(search.parent.branch, setting)
-        if branch is not None:
-            return _Trial(values, TrainedBranch(branch, setting))
+        search.parent, trained = yield from fork_from(search.parent, search.tunables.made(values))
+        if trained is not None:
+            return _Trial(values, trained)
         search.tell(values, 0.0)
     return None
 
@@ -247,10 +257,11 @@ def _extend(search: _Search, trial: _Trial, seconds: float) -> Generator[Action[
 
 
 def _train(search: _Search, trial: _Trial, run: Run) -> Generator[Action[Any], Any, None]:
+    there = trial.trained._replace(nodes=search.parent.nodes)  # another branch has shown which machines are lost
     try:
-        seen = yield from run
+        done = yield from train(there, run, there.lost)
     except Rejected:
         trial.lost = True
         return
-    search.now = seen.end_seconds
-    trial.record(seen)
+    search.noticed(done)
+    trial.record(done)

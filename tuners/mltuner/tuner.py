@@ -153,6 +153,7 @@ def mltuner(
             found = yield from find(
                 job, training.trained, what, _made(make, what.space, job.seed, training.searches), summariser, rules
             )
+            training.follow(found.parent)
             training.trials = found.tried if found.winner is not None else training.trials
             return (yield from training.switch_to(found.winner))
         return False
@@ -254,7 +255,14 @@ class _Training:
         """Go on from the best model so far, if it was kept."""
         if self.good is not None and not self.at_best:
             yield from drop(self.trained.branch)
-            self.trained = self.good.trained
+            # It may have to recover first, of which only the other one has told.
+            self.trained = self.good.trained._replace(nodes=self.trained.nodes)
+
+    def follow(self, parent: TrainedBranch) -> None:
+        """Take over what a search has done to the current branch: after a loss of machines it had to train it on."""
+        if self.good is not None and self.at_best:
+            self.good = self.good._replace(trained=parent)
+        self.trained = parent
 
     def switch_to(self, winner: TrainedBranch | None) -> Generator[Action[Any], Any, bool]:
         """Go on with the winner of a search; False if there is none."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tuners.actions import Action, Fork, Free, Rejected, Run, Setting, Window
 from tuners.settings import Node
 
-__all__ = ["Forked", "TrainedBranch", "TrainingWindows", "drop", "fork", "fork_from", "train"]
+__all__ = ["Forked", "TrainedBranch", "TrainingWindows", "drop", "fork", "fork_from", "recover", "train"]
 
 
 class TrainedBranch(NamedTuple):
@@ -77,16 +77,22 @@ def fork_from(parent: TrainedBranch, make: Callable[[TrainedBranch], Setting | N
     setting = make(parent)
     branch = None if setting is None else (yield from fork(parent.branch, setting))
     if branch is None and parent.lost:
-        try:
-            length = Run(clocks=len(parent.setting.workers))
-            parent = (yield from train(parent, length, parent.lost)).trained
-        except Rejected:
+        recovered = yield from recover(parent)
+        if recovered is None:
             return Forked(parent, None)
-        setting = make(parent)
+        parent, setting = recovered, make(recovered)
         branch = None if setting is None else (yield from fork(parent.branch, setting))
     if setting is None or branch is None:
         return Forked(parent, None)
     return Forked(parent, TrainedBranch(branch, setting, nodes=parent.nodes))
+
+
+def recover(trained: TrainedBranch) -> Generator[Action[Any], Any, TrainedBranch | None]:
+    """A branch that has lost machines, trained until it has recovered; None where the system refuses that."""
+    try:
+        return (yield from train(trained, Run(clocks=len(trained.setting.workers)), trained.lost)).trained
+    except Rejected:
+        return None
 
 
 def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], Any, int | None]:
