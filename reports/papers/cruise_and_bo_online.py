@@ -85,7 +85,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "state": "last",
         "incumbent": "last",
         "gate": False,
-        "costs": "mean",
         "estimator": "code",
         "surrogate": "code",
     },

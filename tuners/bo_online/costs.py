@@ -3,7 +3,7 @@
 A reconfiguration relocates training data (Type I-a: workers fetch it again, TDR), relocates the model (Type I-b: on demand,
 ODMR), changes system settings (Type II: SSR), or any union of these; their costs add up. Random settings need several
 techniques at once, so the costs are separated by non-negative least squares over all reconfigurations so far. Techniques
-that always came together get equal costs. The public code uses one mean over all reconfigurations but the first.
+that always came together get equal costs.
 """
 
 from __future__ import annotations
@@ -79,12 +79,7 @@ def technique_seconds(changes: Sequence[PastReconfiguration]) -> dict[Technique,
     return dict(zip(TECHNIQUES, map(float, found), strict=True))
 
 
-def change_seconds(
-    changes: Sequence[PastReconfiguration], needed: frozenset[Technique], rule: Literal["technique", "mean"] = "technique"
-) -> float:
+def change_seconds(changes: Sequence[PastReconfiguration], needed: frozenset[Technique]) -> float:
     """R_cost, the expected seconds of a reconfiguration that needs these techniques; 0 before the first one."""
-    if rule == "mean":
-        later = [c.seconds for c in changes[1:]]
-        return float(np.mean(later)) if later else 0.0
     by_technique = technique_seconds(changes)
     return sum(by_technique[t] for t in TECHNIQUES if t in needed)

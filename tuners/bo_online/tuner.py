@@ -76,7 +76,7 @@ from tuners.bo_online.surrogate import (
     probability,
     without,
 )
-from tuners.factory_options import AboveZero, Count
+from tuners.factory_options import AboveZero, Count, options_checked_by
 from tuners.settings import BY_STALENESS, Choice, Knob
 
 __all__ = [
@@ -124,6 +124,23 @@ def _tuned(job: Job, knobs: Literal["system", "all"]) -> tuple[Knob, ...]:
     return tuple(k for k in able if knobs == "all" or k.name.partition("/")[0] in _SYSTEM)
 
 
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that has no effect beside another one."""
+    for name, usual in (("estimator", "ours"), ("state", "before")):
+        if options["pooled"] and options[name] != usual:
+            raise ValueError(
+                f"Cannot use {name}={options[name]!r} with pooled=true: it is about stretches that are estimated one by one, "
+                "and one fit to the whole job takes their place; add pooled=false."
+            )
+    for name in ("clocks_per_worker", "per"):
+        if options["clocks"] is not None and options[name] is not None:
+            raise ValueError(
+                f"Cannot use {name}={options[name]!r} with clocks={options['clocks']}: clocks alone say for how long a "
+                "setting is observed; leave one of them out."
+            )
+
+
+@options_checked_by(_check_options)
 @nothing_to_tune_if(_no_system_knob_is_free)
 def bo_online(
     job: Job,
@@ -144,7 +161,6 @@ def bo_online(
     acquisition: _Acquisition = "ei",
     incumbent: _Incumbent = "min",
     gate: bool = True,
-    costs: Literal["technique", "mean"] = "technique",
     apart: bool = True,
     pooled: bool = True,
     careful: bool = True,
@@ -161,20 +177,20 @@ def bo_online(
         clocks_per_worker: a divided by the number of nodes or workers; by default 3, and 10 under BSP.
         per: whether a counts pushes per node of the cluster, or per worker of the setting; by default workers under BSP, so
             that a is in rounds, and else nodes.
-        clocks: a itself, in pushes.
+        clocks: a itself, in pushes, in place of the two above.
         counting: whether the start setting is one more than b, or one of them.
         design: how initial settings are drawn: a Latin hypercube, its cells' centres, or independently.
         knobs: the knobs of the system, or all that are free.
         couple_threads: whether threads within and between operations add up to the cores.
         epsilon: the training loss at which the job is taken to end; by default from the target.
-        estimator: how the remaining clocks are estimated: our way, the paper's, or that of its public code.
+        estimator: with `pooled=False`, how the remaining clocks of a stretch are estimated: our way, the paper's, or that of
+            its public code.
         repeats: which triples of one setting count.
-        state: whether a triple has the loss before its setting was used, or the last one.
+        state: with `pooled=False`, whether a triple has the loss before its setting was used, or the last one.
         surrogate: the Gaussian process: ours, the paper's, or that of its public code.
         acquisition: expected improvement, probability of improvement, or lower confidence bound.
         incumbent: what an improvement is measured against: the best setting so far, the current one, or the last triple.
         gate: whether a setting must gain more than the reconfiguration is expected to cost.
-        costs: whether costs are learnt per technique, or as one mean.
         apart: whether one initial reconfiguration is made in two parts, so that costs can be told apart.
         pooled: whether the remaining clocks are fitted to the whole job, or to each stretch by itself.
         careful: whether it spends less on settings that do not pay, see above.
@@ -185,6 +201,7 @@ def bo_online(
             f"Cannot tune with settings={settings}, clocks_per_worker={clocks_per_worker}, clocks={clocks}: "
             "give at least 1 of each."
         )
+    _check_options({**locals()})
     estimates, models = _of_form("estimator", estimator, ESTIMATORS), _of_form("surrogate", surrogate, SURROGATES)
     how = job.method(method)
     history = JobHistory(job, knobs, couple_threads, estimates)
@@ -222,7 +239,7 @@ def bo_online(
         search = not careful or (due and history.tried_seconds <= _SEARCH * history.since)
         begun, due, quiet = history.since, due and not search, quiet + 1
         for wanted in proposals(history, known(), models, acquisition, incumbent, search=search, careful=careful):
-            cost = change_seconds(history.changes, techniques(history.setting, wanted.setting), costs)
+            cost = change_seconds(history.changes, techniques(history.setting, wanted.setting))
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
                 if (yield from _change(history, wanted.setting, how)):
                     history.trial, quiet = wanted.trial, 1

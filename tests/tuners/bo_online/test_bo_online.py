@@ -163,6 +163,21 @@ def test_hyper_parameters_that_make_no_sense_are_refused(options):
         next(bo_online(GOAL, **options))
 
 
+@pytest.mark.parametrize(
+    ("written", "way_out"),
+    [
+        ("estimator=paper", "add pooled=false"),
+        ("state=last", "add pooled=false"),
+        ("clocks=20,clocks_per_worker=3", "leave one of them out"),
+        ("clocks=20,per=nodes", "leave one of them out"),
+    ],
+)
+def test_an_option_without_effect_beside_another_is_refused(written, way_out):
+    option = written.rpartition(",")[2].partition("=")[0]
+    with pytest.raises(ValueError, match=f"Cannot use {option}=.* with .*{way_out}"):
+        resolve(f"bo_online[{written}]")
+
+
 def test_a_job_without_system_knobs_just_runs():
     with pytest.raises(StopIteration):
         next(bo_online(replace(GOAL, space=Space(START, NODES, (Real("learning_rate", 0.1, 1.0),)))))
@@ -210,16 +225,14 @@ def test_the_public_code_has_no_gate():
 
 
 @pytest.mark.parametrize(
-    ("change", "gain", "costs", "taken"),
+    ("change", "gain", "taken"),
     [
-        ({"inter_threads": 5}, 1.0, "technique", True),
-        ({"inter_threads": 5}, 1.0, "mean", False),
-        ({"workers": ("n5",), "servers": NAMES[:5]}, 1.0, "technique", False),
-        ({"workers": ("n5",), "servers": NAMES[:5]}, 2000.0, "technique", True),
-        ({"workers": ("n5",), "servers": NAMES[:5]}, 2000.0, "mean", True),
+        ({"inter_threads": 5}, 1.0, True),
+        ({"workers": ("n5",), "servers": NAMES[:5]}, 1.0, False),
+        ({"workers": ("n5",), "servers": NAMES[:5]}, 2000.0, True),
     ],
 )
-def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, costs, taken):
+def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, taken):
     """Threads cost nothing here and roles a thousand seconds, which the initial phase has shown."""
 
     class Apart(Curve):
@@ -233,7 +246,7 @@ def test_the_gate_knows_costs_by_technique(monkeypatch, change, gain, costs, tak
 
     monkeypatch.setattr("tuners.bo_online.tuner.proposals", proposals)
     curve = Apart()
-    exchanges(partial(bo_online, costs=costs, careful=False), curve, most=24)
+    exchanges(partial(bo_online, careful=False), curve, most=24)
     begun = [i for i, a in enumerate(curve.asked) if isinstance(a, Run)][10]
     assert isinstance(curve.asked[begun + 1], Reconfigure) == taken
 
@@ -534,9 +547,10 @@ def test_forms_of_estimator_and_surrogate_have_names(option):
     for curve, value in zip(curves, ("paper", made[option], "ours"), strict=True):
         exchanges(partial(bo_online, pooled=False, **{option: value}), curve, most=60)
     assert curves[0].asked == curves[1].asked != curves[2].asked
-    assert dict(resolve(f"bo_online[{option}=paper]").factory.keywords) == {option: "paper"}
+    written = resolve(f"bo_online[{option}=paper,pooled=false]").factory
+    assert dict(written.keywords) == {option: "paper", "pooled": False}
     with pytest.raises(ValueError, match=f"Cannot use {option} 'mine': choose one of ours, paper, code"):
-        next(bo_online(GOAL, **{option: "mine"}))
+        next(bo_online(GOAL, pooled=False, **{option: "mine"}))
 
 
 # ------------------------------------------------------------------------------------------------------------- conformance
@@ -555,7 +569,6 @@ FORKS = {
         pooled=False,
         careful=False,
         gate=False,
-        costs="mean",
         method="checkpoint",
     ),
     "all knobs, at random": partial(bo_online, settings=2, knobs="all", design="random", acquisition="lcb", repeats="all"),
