@@ -129,8 +129,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name, usual in (("estimator", "ours"), ("state", "before")):
         if options["pooled"] and options[name] != usual:
             raise ValueError(
-                f"Cannot use {name}={options[name]!r} with pooled=true: it is about stretches that are estimated one by one, "
-                "and one fit to the whole job takes their place; add pooled=false."
+                f"Cannot use {name}={options[name]!r} with pooled=true: it is about stretches that are estimated one by "
+                "one, and this is one fit to the whole job. Add pooled=false."
             )
     for name in ("clocks_per_worker", "per"):
         if options["clocks"] is not None and options[name] is not None:

@@ -166,8 +166,8 @@ def test_hyper_parameters_that_make_no_sense_are_refused(options):
 @pytest.mark.parametrize(
     ("written", "way_out"),
     [
-        ("estimator=paper", "add pooled=false"),
-        ("state=last", "add pooled=false"),
+        ("estimator=paper", "Add pooled=false"),
+        ("state=last", "Add pooled=false"),
         ("clocks=20,clocks_per_worker=3", "leave one of them out"),
         ("clocks=20,per=nodes", "leave one of them out"),
     ],
