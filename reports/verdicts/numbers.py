@@ -48,6 +48,8 @@ def interval_text(row: dict[str, Any], name: str, kind: str) -> tuple[str, str]:
     shown = text(estimate) if bound == "=" else f"{bound}{_NO_BREAK}{text(estimate)}"
     if math.isnan(low) or (low == high and bound == "=") or (math.isinf(high) and low == estimate and bound == ">"):
         return shown, ""
+    if math.isinf(high) and low == 0 and kind != "regret":
+        return shown, f"0{_DASH}∞"  # any time, cost or ratio is at least 0
     if math.isinf(high):
         return shown, f"≥{_NO_BREAK}{text(low)}"
     # A dash between negative numbers reads like one sign more.

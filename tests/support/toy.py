@@ -1,12 +1,15 @@
 """The toy systems, and windows made by hand for scripted tests."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tuners.actions import Job, Pushes, Rejected, Window, WorkerWindow
 from tuners.testing.toys import Toy, toys
 
-__all__ = ["REFUSED", "Toy", "finishes", "job", "toys", "window"]
+__all__ = ["REFUSED", "Toy", "finishes", "job", "plain", "toys", "window"]
 
 REFUSED = Rejected("Cannot do that: the test refuses it.")
 
@@ -16,6 +19,11 @@ def finishes(tuner, answer=None) -> bool:
     with pytest.raises(StopIteration):
         tuner.send(answer)
     return True
+
+
+def plain(action: Any) -> Any:
+    """An action without its reason, which changes nothing."""
+    return replace(action, reason="")
 
 
 def job(name: str = "every knob", seed: int = 1) -> Job:

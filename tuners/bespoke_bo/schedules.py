@@ -131,7 +131,7 @@ def check_counted(iterations: int, counted: int) -> None:
 
 
 def measure(
-    setting: Setting, current: Setting | None, *, iterations: int = 20, counted: int = 10
+    setting: Setting, current: Setting | None, *, iterations: int = 20, counted: int = 10, reason: str = ""
 ) -> Generator[Action[Any], Any, MeasuredSchedule | Window | None]:
     """Change the job from its `current` setting to `setting` and train for `iterations`, of which the last `counted` count.
 
@@ -145,7 +145,7 @@ def measure(
     workers, left_out = len(setting.workers), list[Window]()
     try:
         if setting != current:
-            change = yield from Reconfigure(setting)
+            change = yield from Reconfigure(setting, reason=reason)
         asked = (iterations - counted) * workers
         seen = yield from Run(clocks=asked)
         if _went_well(seen, setting, asked) and (lacking := _lacking_pushes(seen, workers)):

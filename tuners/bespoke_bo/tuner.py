@@ -42,6 +42,7 @@ from tuners.bespoke_bo.schedules import MeasuredSchedule, Schedule, batch, check
 from tuners.bespoke_bo.smc import Inference
 from tuners.bespoke_bo.stopping import JobCourse, worthwhile
 from tuners.factory_options import Count, Whole, options_checked_by
+from tuners.reasons import machines, short
 from tuners.settings import shared_out
 
 __all__ = ["bespoke_bo", "candidate_setting", "observed", "proportional"]
@@ -102,11 +103,13 @@ def bespoke_bo(
     progress = _Progress(job, model, draws, device_draws == "joint", numeric)
     count = evaluations
     while True:
-        for _ in range(count):
+        for number in range(1, count + 1):
             wanted = progress.proposal()
             if stop_early and not progress.pays(iterations):
                 break
-            progress.take((yield from measure(wanted, progress.current, iterations=iterations, counted=counted)))
+            why = f"evaluation {number} of at most {count}: {progress.why}"
+            evaluation = measure(wanted, progress.current, iterations=iterations, counted=counted, reason=why)
+            progress.take((yield from evaluation))
         yield from _settle(progress)
         yield from _watch(progress)
         count = rechecks
@@ -185,6 +188,15 @@ class _Progress:
         self.asked, self.expected = next(untried, (self.current, None))
         return self.asked
 
+    @property
+    def why(self) -> str:
+        """Why the last proposal is to be evaluated."""
+        if self.expected is None:
+            return f"{machines(self.asked)}, loads by cores"
+        best = "" if self.best is None else f", {short(self.seen[self.best].seconds)} s is the best so far"
+        gain = "" if self.best is None else f"; expected improvement {short(self.expected.improvement)} s"
+        return f"{machines(self.asked)}, {short(self.expected.seconds)} s per iteration expected{best}{gain}"
+
     def pays(self, iterations: int) -> bool:
         """Whether evaluating the last proposal for `iterations` is expected to save more than it costs."""
         if self.best is None:
@@ -220,8 +232,9 @@ def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
     wanted = None if progress.best is None else progress.settings[progress.best]
     if wanted is None or wanted == progress.current:
         return
+    found = f"{short(progress.seen[progress.settings.index(wanted)].seconds)} s per iteration"
     try:
-        cost = yield from Reconfigure(wanted)
+        cost = yield from Reconfigure(wanted, reason=f"the best that was measured: {machines(wanted)}, {found}")
     except Rejected:
         progress.refused.add(wanted)
         return

@@ -331,6 +331,8 @@ def expected_improvement(mean: _Floats, deviation: _Floats, best: float, *, log:
 
     With `log`, T is lognormal with that mean and deviation, all positive: it cannot fall below zero.
     """
+    if log and not best > 0:  # no time is left, by the last triple: none can be saved
+        return np.zeros_like(mean)
     if log:
         spread = np.sqrt(np.log1p((deviation / mean) ** 2))
         z = _standardised(np.log(mean) - spread**2 / 2, spread, float(np.log(best)))

@@ -77,6 +77,7 @@ from tuners.bo_online.surrogate import (
     without,
 )
 from tuners.factory_options import AboveZero, Count, options_checked_by
+from tuners.reasons import changes, short
 from tuners.settings import BY_STALENESS, Choice, Knob
 
 __all__ = [
@@ -228,7 +229,7 @@ def bo_online(
         if careful and spent > share * _least_seconds_left(known()):
             break
         two_parts = apart and frozenset({"SSR"}) not in {c.needed for c in history.changes}
-        if (yield from _begin_with(history, row, how, two_parts)):
+        if (yield from _begin_with(history, row, how, two_parts, f"initial setting {tried + 1} of {len(rows)}")):
             yield from observed()
 
     # The online tuning phase, III-C.
@@ -241,7 +242,7 @@ def bo_online(
         for wanted in proposals(history, known(), models, acquisition, incumbent, search=search, careful=careful):
             cost = change_seconds(history.changes, techniques(history.setting, wanted.setting))
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
-                if (yield from _change(history, wanted.setting, how)):
+                if (yield from _change(history, wanted.setting, how, f"{wanted.why}; the change costs {short(cost)} s")):
                     history.trial, quiet = wanted.trial, 1
                 break
         yield from observed()
@@ -385,10 +386,10 @@ def kind_of(setting: Setting) -> tuple[object, ...]:
     return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
-def _change(history: JobHistory, setting: Setting, how: Method | None) -> Generator[Action[Any], Any, bool]:
+def _change(history: JobHistory, setting: Setting, how: Method | None, why: str) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to `setting`, and record the cost or the refusal; whether it was done."""
     try:
-        cost = yield from Reconfigure(setting, method=how)
+        cost = yield from Reconfigure(setting, method=how, reason=f"{changes(history.setting, setting)}: {why}")
     except Rejected:
         history.refused.add(setting)
         return False
@@ -447,7 +448,9 @@ def _least_seconds_left(seen: Observations) -> float:
     return seen.clocks * min((t.seconds / t.clocks for t in seen.triples), default=np.inf)
 
 
-def _begin_with(history: JobHistory, row: _Floats, how: Method | None, apart: bool) -> Generator[Action[Any], Any, bool]:
+def _begin_with(
+    history: JobHistory, row: _Floats, how: Method | None, apart: bool, why: str
+) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to the setting of `row`, or of a new random row where that was tried or is refused.
 
     With `apart`, all but the roles changes first. False where no setting is left to try; where the system refuses all, the
@@ -460,8 +463,9 @@ def _begin_with(history: JobHistory, row: _Floats, how: Method | None, apart: bo
         if setting is not None and key not in history.tried:
             history.tried.add(key)
             if apart and techniques(history.setting, setting) > {"SSR"}:
-                yield from _change(history, replace(setting, **{f: getattr(history.setting, f) for f in RELOCATING}), how)
-            if (yield from _change(history, setting, how)):
+                first = replace(setting, **{f: getattr(history.setting, f) for f in RELOCATING})
+                yield from _change(history, first, how, f"{why}, all but the roles, so that costs can be told apart")
+            if (yield from _change(history, setting, how, why)):
                 return True
             refusals += 1
             if refusals == _REFUSALS:
@@ -481,6 +485,7 @@ class Proposal(NamedTuple):
     back: float = 0.0  # probability that it proves to be worse, and the job has to change again
     risk_seconds: float = 0.0  # that a trial of it is expected to lose, as it may be slower
     trial: Trial | None = None
+    why: str = ""  # for people: what it is expected to save
 
 
 class Trial(NamedTuple):
@@ -537,14 +542,16 @@ def proposals(
             row, setting = chosen
             mean, deviation = posterior(_at_state(row[None], history.state))
             promised = float(gain(mean, deviation, best)[0])
+            expected = f"{short(float(mean[0]))} +- {short(float(deviation[0]))} s left"
+            why = f"the model expects {expected}, against {short(best)} s; expected improvement {short(promised)} s"
             if careful:
                 risk = _trial_share(history, seen) * max(0.0, promised + float(mean[0]) - best)
                 back = 1.0 - float(probability(mean, deviation, best)[0])
                 trial = Trial(row, leaders[0], promised / best)
                 within = min(1.0, history.budget_left / best) if best > 0 else 1.0
-                yield Proposal(setting, promised * within * history.trust(known=False), back, risk, trial)
+                yield Proposal(setting, promised * within * history.trust(known=False), back, risk, trial, why)
             else:
-                yield Proposal(setting, promised)
+                yield Proposal(setting, promised, why=why)
     if careful:
         chosen = _first_admitted(history, leaders)
         if chosen is not None:
@@ -553,7 +560,9 @@ def proposals(
             sure = now - then - (_ERRORS * _error(history, (here, now), (chosen[0], then)) if seen.stateless else 0.0)
             promise = Trial(chosen[0], here, max(0.0, 1 - then / now), known=True)
             within = min(1.0, history.budget_left / now) if now > 0 else 1.0
-            yield Proposal(chosen[1], sure * within * history.trust(known=True), trial=promise)
+            why = f"known from before, {short(then)} s left instead of {short(now)} s"
+            why += f", {short(sure)} s of that beyond two standard errors" if seen.stateless else ""
+            yield Proposal(chosen[1], sure * within * history.trust(known=True), trial=promise, why=why)
 
 
 def _error(history: JobHistory, *known: tuple[_Floats, float]) -> float:

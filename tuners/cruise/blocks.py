@@ -24,6 +24,7 @@ import numpy as np
 
 from tuners.actions import Job, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.cruise.queueing import pulls_in_queue
+from tuners.reasons import counted
 from tuners.settings import Choice, Integer
 
 __all__ = ["BlockLoads", "balanced", "cycle_seconds", "measured", "moves", "place_blocks"]
@@ -95,7 +96,7 @@ def place_blocks(job: Job, *, gain: float, batches: int, warmup: int) -> Tuner:
             yield from Reconfigure(
                 wanted,
                 method=job.method("migrate"),
-                reason=f"{moved} blocks move{copies}: {after:.3g} s per mini-batch instead of {before:.3g}",
+                reason=f"{counted(moved, 'block')} moved{copies}: {after:.3g} s per mini-batch instead of {before:.3g}",
             )
         except Rejected:
             return

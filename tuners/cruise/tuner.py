@@ -49,8 +49,9 @@ from tuners.applicability import nothing_to_tune_if
 from tuners.cruise.blocks import place_blocks
 from tuners.cruise.monitor import Memory, Monitor
 from tuners.cruise.placement import ServerTerm
-from tuners.cruise.split import TIE, CostModel, Roles, Solver, roles
+from tuners.cruise.split import TIE, CostModel, Roles, Solver, Wanted, roles
 from tuners.factory_options import Count, NonNegative, Share, Whole, options_checked_by
+from tuners.reasons import machines, short
 from tuners.settings import Node
 
 __all__ = ["cruise"]
@@ -157,11 +158,16 @@ def cruise(
         known.add(readings, monitor.served_per_second())
         monitor.clear()
         wanted = model.best(current, available, readings, known, refused)
-        if wanted is None or wanted.gain <= resources.needed(wanted.setting, gain, extra_gain, left):
+        if wanted is None:
             resources.considered()
             continue
+        needed = resources.needed(wanted.setting, gain, extra_gain, left)
+        if wanted.gain <= needed:
+            resources.considered()
+            continue
+        why = _why(current, wanted, needed, against)
         try:
-            cost = yield from Reconfigure(wanted.setting, method=job.method("migrate"))
+            cost = yield from Reconfigure(wanted.setting, method=job.method("migrate"), reason=why)
         except Rejected:
             refused.add(roles(wanted.setting))
             continue
@@ -170,6 +176,17 @@ def cruise(
             left[roles(current)] += 1
             current = wanted.setting
             resources.considered()
+
+
+def _why(current: Setting, wanted: Wanted, needed: float, against: str) -> str:
+    """Why the job changes to the split that is wanted."""
+    change = f"{machines(current)} -> {machines(wanted.setting)}"
+    if wanted.gain == 1:  # there is no epoch time to compare with
+        return f"a machine in use is not available any more: {change}, {short(wanted.seconds)} s per epoch predicted"
+    now = f"{short(wanted.seconds / (1 - wanted.gain))} s{' measured' if against == 'measured' else ''}"
+    asked = f"{100 * needed:g} % is asked for" if needed > TIE else "any gain counts, as machines have come or gone"
+    predicted = f"{short(wanted.seconds)} s per epoch predicted instead of {now}, {100 * wanted.gain:.3g} % less"
+    return f"{change}: {predicted}; {asked}"
 
 
 # ----------------------------------------------------------------------------------------- trigger and execution (IV-A.2, 3)

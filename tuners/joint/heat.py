@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from tuners.actions import Job, Setting
 from tuners.joint.system_model import waits
+from tuners.reasons import counted
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
 __all__ = [
@@ -269,7 +270,7 @@ class WorkerHeat:
         return found if further and len(found.workers) != len(setting.workers) else setting
 
     def words(self, setting: Setting) -> str:
-        return f"{len(setting.workers)} workers"
+        return counted(len(setting.workers), "worker")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.tables import BlockModel
 from tuners.joint.training import Snapshot, Steps, Training, machines_of
 from tuners.joint.waiting import data_differ
+from tuners.reasons import counted, machines
 
 __all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
 
@@ -207,8 +208,9 @@ class Placing:
         if found is None or found.gain <= WORTH or found.cost_seconds > _SOON * training.seconds:
             return
         why = (
-            f"{found.blocks} blocks move to {len(found.setting.servers)} servers: {found.gain:.2f} times as many pushes, "
-            f"{left / found.gain:.0f} s left instead of {left:.0f}; this takes {found.cost_seconds:.0f} s"
+            f"{counted(found.blocks, 'block')} to {counted(len(found.setting.servers), 'server')}: "
+            f"{found.gain:.2f} times as many pushes, {left / found.gain:.0f} s left instead of {left:.0f}; "
+            f"this takes {found.cost_seconds:.0f} s"
         )
         began = training.seconds
         if (yield from training.change(found.setting, why)):
@@ -320,10 +322,9 @@ class Placing:
 
     def _words(self, setting: Setting) -> str:
         """What the system model predicts for `setting`."""
-        roles = f"{len(setting.workers)} workers, {len(setting.servers)} servers"
         kinds = f"batch {setting.batch_size}, {setting.transfer_bits} bits"
         kinds += "".join(f", {name} {min(x):.3g} to {max(x):.3g}" for name, x in _uneven(setting))
-        return f"{roles}, {kinds} ({self._system.push_seconds(setting):.3g} s per push)"
+        return f"{machines(setting)}, {kinds} ({self._system.push_seconds(setting):.3g} s per push)"
 
     def seconds_left(self) -> float:
         """Until the job ends, before any drift was measured; known where it counts work and the system is known."""

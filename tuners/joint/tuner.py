@@ -74,6 +74,7 @@ from tuners.joint.placing import LEFT_SHARE, Placing
 from tuners.joint.system_model import SystemModel, waits
 from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
 from tuners.joint.waiting import Waiting
+from tuners.reasons import counted
 from tuners.settings import BOUNDED, OF_NODES
 
 __all__ = ["JointCourse", "joint"]
@@ -236,7 +237,7 @@ class JointCourse:
             elif lost and training.first is not None and len(training.setting.workers) > 1:
                 learned, course, workers = training.seconds, [], len(training.setting.workers)
                 placing.most_workers = max(1, workers // 2)
-                why = f"nothing was learned by {workers} workers; again from the untrained model"
+                why = f"nothing was learned by {counted(workers, 'worker')}; again from the untrained model"
                 yield from training.begin_again(placing.best(placing.most_workers), why)
             elif training.cluster_changed or (placing.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
                 looked = training.seconds  # how long machines last is known better

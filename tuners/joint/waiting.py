@@ -29,6 +29,7 @@ import numpy as np
 from tuners.actions import Job, Setting
 from tuners.joint.learning_model import HELPED_NATS, is_unlearned, slope
 from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.reasons import counted
 from tuners.settings import BOUNDED
 
 __all__ = ["Waiting", "clearly_falls", "data_differ", "left_out", "stands_still"]
@@ -196,7 +197,8 @@ class Waiting:
             return
         policy = "admit" if self._equal or data_differ(self._losses) else "discard"
         stricter = replace(training.setting, policy=policy, staleness=fewer - 1, quorum=0)
-        why = f"{seen}: {fewer} gradients at once instead of {now}, from {'the best model' if kept else 'the start'}"
+        again = f"from {'the best model' if kept else 'the start'}"
+        why = f"{seen}: {counted(fewer, 'gradient')} at once instead of {now}, {again}"
         if kept is not None:
             self._kept = yield from training.return_to(kept, stricter, why)
         elif not (yield from training.begin_again(stricter, why)):

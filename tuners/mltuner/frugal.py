@@ -38,6 +38,7 @@ from tuners.mltuner.branch_record import BranchRecord
 from tuners.mltuner.moves import Move, moves, no_move_is_free
 from tuners.mltuner.segments import PARTS, Segments
 from tuners.mltuner.time_left import POINTS
+from tuners.reasons import changes, short
 from tuners.search.branches import TrainedBranch, drop, fork
 from tuners.search.tunables import Which
 
@@ -73,6 +74,7 @@ class _Trials:
     segments: Segments
     beliefs: Beliefs = field(default_factory=Beliefs)
     tried: list[tuple[int | None, Setting]] = field(default_factory=list)  # from which snapshot, and under which setting
+    hope: str = ""  # what the next trial is expected to save, for people
 
     @property
     def cost(self) -> float:
@@ -103,7 +105,10 @@ class _Trials:
         possible = [m for m in segments.moves if self.changed(m) is not None]
         gains = {m: self.beliefs.expected(m, segments.main, fall, stuck=stuck) for m in possible}
         move = max(gains, key=lambda m: gains[m], default=None)
-        return move if move is not None and gains[move] * left > self.cost else None
+        if move is None or not gains[move] * left > self.cost:
+            return None
+        self.hope = f"it may save {short(gains[move] * left)} s of {short(left)} s left, and costs {short(self.cost)} s"
+        return move
 
     def changed(self, move: Move) -> Setting | None:
         """The setting after a move; None if the range ends here, or if it has been tried."""
@@ -119,7 +124,8 @@ class _Trials:
         segments = self.segments
         setting, begun, branch = self.changed(move), segments.now, None
         if setting is not None and segments.snapshot is not None:
-            branch = yield from fork(segments.snapshot, setting)
+            why = f"{changes(segments.main.trained.setting, setting)}, on trial: {self.hope}"
+            branch = yield from fork(segments.snapshot, setting, segments.reason(why))
         if setting is None or branch is None:
             self.beliefs.failed(move, flat=False, lost=False)
             return
@@ -135,6 +141,7 @@ class _Trials:
             if not segments.main.lost:
                 yield from segments.evaluate(segments.main, segments.main.trained.branch)
             gain = yield from self.gain(trial)
+        segments.outcome = self.outcome(trial, gain)
         if gain >= _BETTER:
             self.beliefs.succeeded(move, gain)
             yield from drop(segments.main.trained.branch)
@@ -146,6 +153,15 @@ class _Trials:
             segments.wasted += segments.now - begun
         if not trial.lost:
             segments.overhead = max(segments.now - begun - trial.seconds, segments.job.evaluate_seconds)
+
+    def outcome(self, trial: BranchRecord, gain: float) -> str:
+        """What came of a trial."""
+        segments, main = self.segments, self.segments.main
+        if trial.lost:
+            return "the trial was cut short: its loss was too high"
+        falls = f"its loss fell by {short(segments.fall(trial))}"
+        falls += "" if main.lost else f", that of the job by {short(segments.fall(main))}"
+        return f"the job goes on with the trial: {falls}" if gain >= _BETTER else f"the trial was no better: {falls}"
 
     def gain(self, trial: BranchRecord) -> Generator[Action[Any], Any, float]:
         """The share of the reference's time that the trial saves; 0 for one that makes no progress."""

@@ -14,6 +14,7 @@ from tuners.mltuner.beliefs import LEAST_FALL
 from tuners.mltuner.branch_record import BranchRecord
 from tuners.mltuner.moves import Move, calmer
 from tuners.mltuner.time_left import seconds_left
+from tuners.reasons import changes
 from tuners.search.branches import TrainedBranch, drop, fork
 from tuners.search.epochs import epoch_clocks
 
@@ -62,6 +63,7 @@ class Segments:
         self.idle = 0  # segments since the snapshot
         self.refusals = 0  # of snapshots, in a row
         self.wasted = 0.0  # seconds of evaluations, and of trials that have failed, since a trial has not
+        self.outcome = ""  # of the last trial, for people; the next fork or run tells it
 
     def segment(self) -> Generator[Action[Any], Any, bool]:
         """Train for a segment, from a new snapshot if the model has become better. False if tuning is impossible."""
@@ -135,7 +137,10 @@ class Segments:
         setting = calmer(self.moves, self.main.trained.setting, size)
         if self.snapshot is None:
             return False
-        branch = None if setting is None else (yield from fork(self.snapshot, setting))
+        branch = None
+        if setting is not None:
+            why = f"the job diverges; back to the snapshot with {changes(self.main.trained.setting, setting)}"
+            branch = yield from fork(self.snapshot, setting, self.reason(why))
         yield from drop(self.main.trained.branch)
         if branch is None or setting is None:
             return False
@@ -174,6 +179,11 @@ class Segments:
         rise = record.levels[-1].median - self.start if record.levels else 0.0
         return rise > max((_DIVERGES - 1) * abs(self.start), _LEAST_RISE * abs(self.first))
 
+    def reason(self, why: str = "") -> str:
+        """The outcome of the last trial, if it was not told yet, and `why`, for the next action."""
+        told, self.outcome = self.outcome, ""
+        return "; ".join(words for words in (told, why) if words)
+
     # --------------------------------------------------------------------------------------------------------- actions
 
     def run_parts(
@@ -182,7 +192,7 @@ class Segments:
         """Train a branch for some runs, or `until` that is enough, or it is lost or hopeless."""
         for _ in range(PARTS):
             try:
-                seen = yield from Run(run.clocks, run.seconds, run.branch)
+                seen = yield from Run(run.clocks, run.seconds, run.branch, self.reason())
             except Rejected:
                 record.lost = True
                 return

@@ -41,6 +41,9 @@ class ProgressSummary(NamedTuple):
     fall: float = 0.0  # of the averaged loss; negative if it rises
     noise: float = 0.0  # largest rise of the averaged loss from one window to the next
 
+    def __str__(self) -> str:
+        return self.label if self.label == "diverged" else f"{self.label} at {self.speed:.3g} of loss per second"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summariser:

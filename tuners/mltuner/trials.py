@@ -31,6 +31,7 @@ import numpy as np
 
 from tuners.actions import Action, Fork, Job, Rejected, Run
 from tuners.mltuner.summariser import ProgressSummary, Summariser
+from tuners.reasons import changes, counted, short
 from tuners.search.branches import TrainedBranch, TrainingWindows, drop, fork_from, recover, train
 from tuners.search.epochs import epoch_clocks
 from tuners.search.searchers import Point, Searcher
@@ -61,6 +62,7 @@ class Found(NamedTuple):
     parent: TrainedBranch  # trained further only where it had to recover from a loss of machines
     winner: TrainedBranch | None  # its branch still exists; None: no trial made progress
     tried: int  # proposals
+    why: str  # the winner won, for people
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class _Search:
     start: float | None = None  # the loss of the parent
     tried: int = 0
     now: float = 0.0
+    news: str = ""  # what came of the last trial, for people; the next fork tells it
 
     def summarise(self, trial: _Trial) -> None:
         """Summarise a trial, and tell the searcher its speed."""
@@ -127,10 +130,16 @@ class _Search:
 
 
 def find(
-    job: Job, parent: TrainedBranch, tunables: Tunables, searcher: Searcher, summariser: Summariser, rules: Rules
+    job: Job,
+    parent: TrainedBranch,
+    tunables: Tunables,
+    searcher: Searcher,
+    summariser: Summariser,
+    rules: Rules,
+    why: str = "",
 ) -> Generator[Action[Any], Any, Found]:
-    """One search: the setting under which `parent` converges fastest, as a trained branch."""
-    search = _Search(job, parent, tunables, searcher, summariser, rules)
+    """One search, for the reason `why`: the setting under which `parent` converges fastest, as a trained branch."""
+    search = _Search(job, parent, tunables, searcher, summariser, rules, news=f"{why}; " if why else "")
     if rules.start_clocks:
         search.start = yield from _parent_loss(search)
     best, seconds = yield from decide_trial_time(search)
@@ -140,11 +149,13 @@ def find(
             break
         yield from _extend(search, trial, seconds)
         search.summarise(trial)
+        search.news = f"trial {search.tried}: {trial.summary}, the best so far {short(best.summary.speed)}; "
         loser = trial
         if trial.summary.speed > best.summary.speed:
             best, loser = trial, best
         yield from drop(loser.trained.branch)
-    return Found(search.parent, best.trained if best is not None else None, search.tried)
+    won = "" if best is None else f"the best of {counted(search.tried, 'trial')} goes on: {best.summary}"
+    return Found(search.parent, best.trained if best is not None else None, search.tried, won)
 
 
 def _parent_loss(search: _Search) -> Generator[Action[Any], Any, float | None]:
@@ -184,10 +195,13 @@ def decide_trial_time(search: _Search) -> Generator[Action[Any], Any, tuple[_Tri
         for trial in [t for t in live if t.lost]:
             live.remove(trial)
             yield from drop(trial.trained.branch)
+        search.news = f"no trial is converging after {short(seconds)} s; "
         converging = [t for t in live if t.summary.label == "converging"]
         if converging:
             best = yield from _keep_best(live, converging)
-            return best, best.seconds if search.rules.own_time else seconds
+            seconds = best.seconds if search.rules.own_time else seconds
+            search.news = f"the trial time is {short(seconds)} s, as a trial is {best.summary}; "
+            return best, seconds
         growing = [t for t in live if t.trained.clocks < search.most_pushes(t)]
         if fresh is None and (not growing or search.now >= search.rules.until_seconds):
             best = yield from _keep_best(live, [t for t in live if t.summary.speed > 0])
@@ -212,7 +226,9 @@ def _next_trial(search: _Search) -> Generator[Action[Any], Any, _Trial | None]:
         if values is None:
             return None
         search.tried += 1
-        search.parent, trained = yield from fork_from(search.parent, search.tunables.made(values))
+        made = search.tunables.made(values)
+        what = changes(search.parent.setting, made(search.parent))
+        search.parent, trained = yield from fork_from(search.parent, made, f"{search.news}trial {search.tried}: {what}")
         if trained is not None:
             return _Trial(values, trained)
         search.tell(values, 0.0)

@@ -136,8 +136,8 @@ def mltuner(
     training = _Training(job, TrainedBranch(0, job.start), most_trials, snapshot == "best")
     retunes = job.target.metric == "accuracy" if retune is None else retune
 
-    def tune(*, first: bool = False) -> Generator[Action[Any], Any, bool]:
-        """One search from the current model; the winner goes on. False if there is none."""
+    def tune(why: str, *, first: bool = False) -> Generator[Action[Any], Any, bool]:
+        """One search from the current model, for the reason `why`; the winner goes on. False if there is none."""
         unbounded = first and bound == "retune"
         rules = Rules(
             most=math.inf if unbounded else training.trials,
@@ -150,10 +150,10 @@ def mltuner(
         )
         training.searches += 1
         with suppress(_SearcherError):
-            found = yield from find(
-                job, training.trained, what, _made(make, what.space, job.seed, training.searches), summariser, rules
-            )
+            proposes = _made(make, what.space, job.seed, training.searches)
+            found = yield from find(job, training.trained, what, proposes, summariser, rules, why)
             training.follow(found.parent)
+            training.news = found.why
             training.trials = found.tried if found.winner is not None else training.trials
             return (yield from training.switch_to(found.winner))
         return False
@@ -161,7 +161,7 @@ def mltuner(
     # Initial tuning, Section 3.3.
     yield from training.begin()
     if initial:
-        yield from tune(first=True)
+        yield from tune("initial tuning", first=True)
 
     # Training and re-tuning, Section 4.4.
     while True:
@@ -171,7 +171,8 @@ def mltuner(
             break
         if lost or (retunes and plateaued(training.qualities, plateau_epochs - 1)):
             yield from training.restore_best()
-            if not (yield from tune()):
+            why = "the last epoch was lost" if lost else f"none of the last {plateau_epochs - 1} epochs was the best"
+            if not (yield from tune(f"tuned again: {why}")):
                 break
     yield from training.finish()
 
@@ -225,6 +226,7 @@ class _Training:
     good: _Good | None = None
     searches: int = 0
     qualities: list[float] = field(default_factory=list)  # after each epoch
+    news: str = ""  # what came of the last search, for people; the next epoch tells it
 
     def begin(self) -> Generator[Action[Any], Any, None]:
         """Keep the initial model as the best so far, if a snapshot is wanted."""
@@ -242,7 +244,8 @@ class _Training:
         if self.good is not None and self.at_best:
             copy = yield from fork(self.trained.branch)
             self.good = None if copy is None else self.good._replace(trained=self.trained._replace(branch=copy))
-        done = yield from train_epoch(self.job, self.trained)
+        done = yield from train_epoch(self.job, self.trained, self.news)
+        self.news = ""
         self.trained = done.trained
         self.qualities.append(done.quality)
         if self.keeps_best and not done.lost and (self.good is None or done.quality > self.good.quality):

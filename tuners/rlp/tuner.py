@@ -28,7 +28,7 @@ from tuners.actions import Decision, Install, Job, Push, Rejected, SyncPolicy, T
 from tuners.applicability import nothing_to_tune_if, policy_cannot_be_installed
 from tuners.factory_options import NonNegative, options_checked_by
 from tuners.rlp import policy_file
-from tuners.rlp.broad import BROAD_DECISION_SECONDS, TrainedBroad, broad_policy
+from tuners.rlp.broad import BROAD_DECISION_SECONDS, MODES, TrainedBroad, broad_policy
 from tuners.rlp.network import (
     FEATURES,
     HISTORY,
@@ -69,8 +69,12 @@ def rlp(job: Job, *, policy: str = "", as_printed: bool = False, decision_second
     """
     del job
     trained = _trained(policy, as_printed)
+    made = policy_of(trained, seconds=decision_seconds)
+    does = "releases nobody, the worker that pushed, or all that wait"
+    if isinstance(trained, TrainedBroad):
+        does = f"chooses one of {', '.join(mode.name for mode in MODES)}"
     with suppress(Rejected):
-        yield from Install(policy_of(trained, seconds=decision_seconds))
+        yield from Install(made, reason=f"at every push a trained network {does}, which takes {made.seconds:g} s")
 
 
 def _trained(policy: str, as_printed: bool) -> Trained | TrainedBroad:

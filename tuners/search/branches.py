@@ -71,17 +71,19 @@ def train(
     return TrainingWindows(trained, seen, last)
 
 
-def fork_from(parent: TrainedBranch, make: Callable[[TrainedBranch], Setting | None]) -> Generator[Action[Any], Any, Forked]:
-    """A fork under the setting that `make` returns for its parent. A parent that has lost machines recovers first, if it
-    has to."""
+def fork_from(
+    parent: TrainedBranch, make: Callable[[TrainedBranch], Setting | None], why: str = ""
+) -> Generator[Action[Any], Any, Forked]:
+    """A fork under the setting that `make` returns for its parent, for the reason `why`. A parent that has lost machines
+    recovers first, if it has to."""
     setting = make(parent)
-    branch = None if setting is None else (yield from fork(parent.branch, setting))
+    branch = None if setting is None else (yield from fork(parent.branch, setting, why))
     if branch is None and parent.lost:
         recovered = yield from recover(parent)
         if recovered is None:
             return Forked(parent, None)
         parent, setting = recovered, make(recovered)
-        branch = None if setting is None else (yield from fork(parent.branch, setting))
+        branch = None if setting is None else (yield from fork(parent.branch, setting, why))
     if setting is None or branch is None:
         return Forked(parent, None)
     return Forked(parent, TrainedBranch(branch, setting, nodes=parent.nodes))
@@ -95,10 +97,10 @@ def recover(trained: TrainedBranch) -> Generator[Action[Any], Any, TrainedBranch
         return None
 
 
-def fork(branch: int, setting: Setting | None = None) -> Generator[Action[Any], Any, int | None]:
+def fork(branch: int, setting: Setting | None = None, why: str = "") -> Generator[Action[Any], Any, int | None]:
     """A new branch, or None where the system refuses."""
     try:
-        return (yield from Fork(branch, setting))
+        return (yield from Fork(branch, setting, reason=why))
     except Rejected:
         return None
 

@@ -78,11 +78,11 @@ def check_plateau(epochs: int) -> None:
         raise ValueError(f"Cannot train to a plateau of {epochs} epochs: give at least 1.")
 
 
-def train_epoch(job: Job, trained: TrainedBranch) -> Generator[Action[Any], Any, Epoch]:
-    """Train to the end of the current epoch, and evaluate."""
+def train_epoch(job: Job, trained: TrainedBranch, why: str = "") -> Generator[Action[Any], Any, Epoch]:
+    """Train to the end of the current epoch, for the reason `why`, and evaluate."""
     whole = epoch_clocks(job, trained.setting)
     try:
-        trained, _, seen = yield from train(trained, Run(clocks=whole - trained.clocks % whole))
+        trained, _, seen = yield from train(trained, Run(clocks=whole - trained.clocks % whole, reason=why))
     except Rejected:
         return Epoch(trained, -math.inf, lost=True)
     if seen.status in ("diverged", "deadlock"):

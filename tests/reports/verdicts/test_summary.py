@@ -73,6 +73,13 @@ def test_censored_runs_are_at_least_the_budget():
     assert interval_text(x, "completion_seconds", "completion") == (">\u00a0600", "≥\u00a050.0")
 
 
+def test_an_interval_that_leaves_all_open_does_not_look_like_a_bound():
+    open_ended = {"ratio": 1.0, "ratio_low": 0.0, "ratio_high": INF, "ratio_bound": ">"}
+    assert interval_text(open_ended, "ratio", "ratio") == (">\u00a01.00", "0\u2013∞")
+    regret = {f"regret{end}": value for end, value in (("", 0.5), ("_low", 0.0), ("_high", INF), ("_bound", ">"))}
+    assert interval_text(regret, "regret", "regret")[1] == "≥\u00a00"  # a regret may be negative
+
+
 def test_failed_runs_are_counted_and_left_out_of_times_and_their_tuner_cannot_lead():
     found = summary(from_times({"fixed": [100, 100, 100], "x": [NAN, 10, 10], "y": [INF, INF, 90], "z": [NAN] * 3}))
     x, z = row(found, "x"), row(found, "z")

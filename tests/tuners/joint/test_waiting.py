@@ -171,7 +171,7 @@ def test_a_model_that_has_lost_all_under_fewer_gradients_begins_again_with_far_f
     found = [(a.policy.name, a.reason) for a in learns.asked if isinstance(a, Install)]
     assert [name for name, _ in found] == ["discard(1)", "discard(0)"]
     assert found[1][1].startswith("all that was learned is lost")
-    assert found[1][1].endswith("1 gradients at once instead of 2, from the start")
+    assert found[1][1].endswith("1 gradient at once instead of 2, from the start")
 
 
 def test_where_the_loss_falls_by_more_than_it_varies_nobody_waits():
@@ -228,7 +228,7 @@ def test_where_nothing_was_learned_an_eighth_of_the_gradients_at_once_begin_agai
     learns = Learns(made, lambda _policy, _pushes: 3.0)
     learns.play(waiting(made).run(), 8)
     left = [a.reason for a in learns.asked if isinstance(a, Install)]
-    assert left == ["nothing is learned: 1 gradients at once instead of 4, from the start"]
+    assert left == ["nothing is learned: 1 gradient at once instead of 4, from the start"]
 
 
 @pytest.mark.parametrize("learns", [True, False])
