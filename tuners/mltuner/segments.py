@@ -15,7 +15,7 @@ from tuners.mltuner.branch_record import BranchRecord
 from tuners.mltuner.moves import Move, calmer
 from tuners.mltuner.time_left import seconds_left
 from tuners.reasons import changes
-from tuners.search.branches import TrainedBranch, drop, fork
+from tuners.search.branches import TrainedBranch, drop, fork, fork_from
 from tuners.search.epochs import epoch_clocks
 
 __all__ = ["PARTS", "Segments"]
@@ -137,14 +137,16 @@ class Segments:
         setting = calmer(self.moves, self.main.trained.setting, size)
         if self.snapshot is None:
             return False
-        branch = None
+        again = None
         if setting is not None:
-            why = f"the job diverges; back to the snapshot with {changes(self.main.trained.setting, setting)}"
-            branch = yield from fork(self.snapshot, setting, self.reason(why))
+            why = self.reason(f"the job diverges; back to the snapshot with {changes(self.main.trained.setting, setting)}")
+            # Machines may have been lost since: then the snapshot has to recover, and is forked after that.
+            kept = TrainedBranch(self.snapshot, self.before.trained.setting, nodes=self.main.trained.nodes)
+            again = (yield from fork_from(kept, lambda _: setting, why)).trial
         yield from drop(self.main.trained.branch)
-        if branch is None or setting is None:
+        if again is None:
             return False
-        self.main = BranchRecord(TrainedBranch(branch, setting))
+        self.main = BranchRecord(again)
         return True
 
     # ------------------------------------------------------------------------------------------------- how far it is

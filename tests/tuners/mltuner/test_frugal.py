@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from harness.drive import play
 from tests.support.forest import NODES, RATE, START, Forest, falls, job
 from tests.support.marks import examples
+from tests.support.toy import window
 from tuners.actions import Evaluate, Fork, Free, Rejected, Run, Space, Target
 from tuners.mltuner import mltuner
+from tuners.mltuner.branch_record import BranchRecord
 from tuners.mltuner.moves import moves
 from tuners.mltuner.segments import Segments
 from tuners.mltuner.time_left import seconds_left
+from tuners.search.branches import TrainedBranch
 from tuners.settings import Choice, Integer, Real
 from tuners.testing import check_tuner, exchanges
 from tuners.testing.toys import toys
@@ -275,6 +278,28 @@ def test_refusals_while_the_job_recovers_from_a_loss_do_not_end_the_tuner(recove
         with pytest.raises(StopIteration):
             snapshot.throw(Rejected("Cannot fork branch 0: a reconfiguration is under way."))
     assert segments.refusals == (0 if recovers else 5)
+
+
+def test_a_job_that_diverges_after_a_loss_goes_back_to_a_snapshot_that_has_to_recover_first():
+    of = started(0.5)
+    left = replace(of.start, workers=of.start.workers[1:], servers=of.start.servers[1:])  # the first machine is lost
+    there = of.nodes[1:]
+    segments = Segments(of, moves(of))
+    segments.snapshot, segments.main = 1, BranchRecord(TrainedBranch(0, left, nodes=there))
+    segments.main.lost = True
+    back = segments.go_back(1.0)
+    asked = next(back)
+    assert (asked.branch, asked.setting.workers) == (1, left.workers)
+    assert asked.setting.learning_rate < 0.5
+    assert back.throw(Rejected("Cannot fork branch 1: it has lost n0.")) == Run(clocks=len(of.start.workers), branch=1)
+    recovered = replace(window(of, [1.0, 0.9]), setting=left, nodes=there)
+    assert back.send(recovered) == Run(clocks=len(left.workers), branch=1)
+    assert back.send(recovered) == asked
+    assert back.send(7) == Free(0)
+    with pytest.raises(StopIteration) as end:
+        back.send(None)
+    assert end.value.value is True
+    assert segments.main.trained.branch == 7
 
 
 @pytest.mark.parametrize("kind", [Fork, Evaluate])
