@@ -60,15 +60,20 @@ def train(
     """Train a branch for `length`, and on until it has recovered from a loss of machines, now or before: those are `lost`.
     Raises Rejected where the system refuses that."""
     seen = last = yield from replace(length, branch=trained.branch)
-    gone = lost | {e.node for e in seen.events if e.event in ("left", "failed")}
+    gone = lost | _lost_in(seen)
     recovers = bool(gone & {*trained.setting.workers, *trained.setting.servers})
     trained = trained.after(seen)
     while recovers and last.status == "running":
         # Workers that are left may push until the loss is detected; nobody does from then on until the branch has recovered.
         last = yield from Run(clocks=len(trained.setting.workers), branch=trained.branch)
-        trained = trained.after(last)
+        trained, gone = trained.after(last), gone | _lost_in(last)  # more may be lost meanwhile
         recovers = bool(gone & trained.lost)
     return TrainingWindows(trained, seen, last)
+
+
+def _lost_in(seen: Window) -> frozenset[str]:
+    """Machines that were lost in a window, of which some may be there again."""
+    return frozenset(e.node for e in seen.events if e.event in ("left", "failed"))
 
 
 def fork_from(

@@ -47,6 +47,18 @@ def test_a_branch_is_trained_on_until_it_runs_without_the_lost_machines():
     assert (done.seen, done.trained.setting, done.trained.clocks) == (first, LEFT, 6)
 
 
+def test_a_branch_that_loses_more_machines_while_it_recovers_recovers_from_these_too():
+    """Where it was left half recovered, no other branch could be trained, forked or freed from then on."""
+    running = train(TrainedBranch(3, OF.start), Run(seconds=5.0))
+    next(running)
+    running.send(seen(OF.start, "failed"))
+    second, there = LEFT.workers[0], THERE[1:]
+    again = replace(seen(LEFT, nodes=there), events=(NodeEvent(2.0, second, "failed"),))
+    assert running.send(again) == Run(clocks=len(LEFT.workers), branch=3)
+    fewer = replace(LEFT, workers=LEFT.workers[1:])
+    assert returned(running, seen(fewer, nodes=there)).trained.setting == fewer
+
+
 @pytest.mark.parametrize(
     "only",
     [
