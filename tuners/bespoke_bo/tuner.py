@@ -229,12 +229,14 @@ class _Progress:
 
 def _settle(progress: _Progress) -> Generator[Action[Any], Any, None]:
     """Change the job to the best measured schedule."""
-    wanted = None if progress.best is None else progress.settings[progress.best]
-    if wanted is None or wanted == progress.current:
+    best = progress.best
+    if best is None or progress.settings[best] == progress.current:
         return
-    found = f"{short(progress.seen[progress.settings.index(wanted)].seconds)} s per iteration"
+    wanted, seconds = progress.settings[best], short(progress.seen[best].seconds)
     try:
-        cost = yield from Reconfigure(wanted, reason=f"the best that was measured: {machines(wanted)}, {found}")
+        cost = yield from Reconfigure(
+            wanted, reason=f"the best that was measured: {machines(wanted)}, {seconds} s per iteration"
+        )
     except Rejected:
         progress.refused.add(wanted)
         return

@@ -13,7 +13,7 @@ Where we differ or had to choose:
 * The starting point of all trials is the parent's loss, measured on a TESTING branch for up to 10 clocks. The public code
   uses a branch with learning rate 0 for 100 clocks, which is equivalent, but impossible if the job's space has no such rate.
 * Where machines are lost, the trial under way trains on until it has recovered, and so does the parent before its next fork.
-  Neither is part of a trial's time. The paper has no such losses.
+  This further training is no part of a trial's time. The paper has no such losses.
 * A search ends with the searcher (also if it raises, with a warning), after `most` trials, at `until_seconds`, or after
   three refusals in a row. If no trial is converging then, the fastest unstable trial with a positive speed wins; else no
   trial. The paper is silent about such a search; the public code does the same.
