@@ -50,6 +50,7 @@ __all__ = [
     "own_model",
     "own_workloads",
     "space_of",
+    "staleness_is_idle",
     "start_of",
     "target_of",
     "usual_values_of",
@@ -314,22 +315,17 @@ def space_of(scenario: Scenario, made: Workload | None) -> Space:
             raise ValueError(
                 f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
             )
-    _check_bound(scenario)
     # A file is checked before its workload is made; only then it is known whether there are tables.
     tables = made is None or (made.proxy is not None and made.proxy.embedding is not None)
     return Space(start_of(scenario), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
 
 
-def _check_bound(scenario: Scenario) -> None:
-    """Raise ValueError where a bound on staleness is free that no policy of the job would heed."""
-    knobs = {k.name: k for k in scenario.knobs}
-    policy = knobs.get("policy")
+def staleness_is_idle(scenario: Scenario) -> bool:
+    """Whether no policy that the job can have is bounded by its staleness. Such a scenario is no mistake: it is what
+    becomes of another one where the policy is held."""
+    policy = next((k for k in scenario.knobs if k.name == "policy"), None)
     policies = policy.options if isinstance(policy, Choice) else (scenario.start.policy,)
-    if "staleness" in knobs and set(BY_STALENESS).isdisjoint(policies):
-        raise ValueError(
-            f"staleness: it has no effect under {' or '.join(map(str, policies))}, all that this job can have. Take it out, "
-            f"or let policy be one of {', '.join(BY_STALENESS)}: in [start], or free."
-        )
+    return set(BY_STALENESS).isdisjoint(policies)
 
 
 def knobs_of(free: Mapping[str, KnobTable], cluster: Cluster, blocks: int) -> Iterator[Knob]:

@@ -35,6 +35,7 @@ from harness.scenario.from_tables import (
     own_model,
     own_workloads,
     space_of,
+    staleness_is_idle,
     start_of,
     target_of,
     usual_values_of,
@@ -342,8 +343,10 @@ def show(scenario: Scenario) -> str:
     within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s"
     said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
-    if made is not None and "momentum" in families and made.optimizer not in WITH_MOMENTUM:
-        families = dict.fromkeys(f"{f} (no effect: {made.optimizer} has none)" if f == "momentum" else f for f in families)
+    idle = {"staleness": "no policy that this job can have is bounded by it"} if staleness_is_idle(scenario) else {}
+    if made is not None and made.optimizer not in WITH_MOMENTUM:
+        idle["momentum"] = f"{made.optimizer} has none"
+    families = dict.fromkeys(f"{f} (no effect: {idle[f]})" if f in idle else f for f in families)
     said.append(f"free: {', '.join(families) or 'nothing'}")
     lines = [line for text in said for line in textwrap.wrap(text, 110, subsequent_indent="  ") or [""]]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + scenario.text

@@ -57,6 +57,14 @@ def test_a_momentum_that_changes_nothing_is_told(optimizer: str) -> None:
     assert same == ("momentum (no effect: sgd has none)" in " ".join(show(made).replace("#", "").split()))
 
 
+@pytest.mark.parametrize(("policy", "idle"), [("asp", True), ("ssp", False)])
+def test_a_staleness_that_changes_nothing_is_told(policy: str, idle: bool) -> None:
+    """Where the policy is held, as here, a bound on staleness that is still free may have no effect."""
+    held = scenario("digits-logistic", start={"policy": policy}, free={"policy": None})
+    said = " ".join(show(held).replace("#", "").split())
+    assert idle == ("staleness (no effect: no policy that this job can have is bounded by it)" in said)
+
+
 def test_brackets_change_the_line_of_a_key_or_of_a_table_and_a_key() -> None:
     plain = load("digits")
     made = load("digits[start.policy=asp,start.momentum=0.5,seconds=77]")

@@ -350,7 +350,6 @@ WRONG: list[tuple[str, str, str]] = [
     (RATE, "real = [0.01, 1.0], integer = [1, 2]", r"\[free\] learning_rate: give exactly one of real, integer"),
     ("choice = [2, 4]", "choice = []", r"\[free\] Knob 'batch_size' has options"),
     (BATCH, "batchsize = { choice = [2, 4] }", r"\[free\] Knob 'batchsize' sets nothing"),
-    (BATCH, "staleness = { integer = [0, 4] }", r"\[free\] staleness: it has no effect under asp, all .*or .*ssp"),
     (BATCH, "worker_count = { integer = [1, 5] }", r"\[free\] worker_count: .* within \[1, 4\]"),
     (BATCH, "batch_size = 4", r"\[free\] batch_size: give a range, as in .*, not 4"),
     (BATCH, "batch_size = { integer = [0, 8] }", r"\[free\] batch_size: cannot be 0; it must be at least 1"),
