@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -30,6 +31,7 @@ _LIBRARIES = (
     *("jax", "jaxlib", "msgspec", "numpy", "optax"),
 )
 _OF_TUPLES = ("_asdict", "_field_defaults", "_fields", "_make", "_replace")  # what every class of named tuples has
+_NO_PART = ("__annotations__", "__dict__", "__doc__", "__weakref__")  # of a class, what no program depends on
 _WHOLE = ("PjitFunction", "_lru_cache_wrapper")  # wrappers that compute what the function in them does
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
@@ -79,22 +81,29 @@ class _Digest:
     def add_module(self, module: ModuleType) -> None:
         """Add what a module defines. Values that are neither plain nor code count by their types only: they are caches,
         patterns and types for type checkers."""
-        self._say("module", module.__name__)
-        for name, value in sorted(vars(module).items()):
-            if not name.startswith("__"):
-                self._add_lightly(name, value, module.__name__)
+        named = {name: value for name, value in sorted(vars(module).items()) if not name.startswith("__")}
+        parts = list(_parts_of(named, module.__name__))
+        before, made, modules = _known.get(module.__name__, ([], "", frozenset()))
+        if not _same(before, parts):
+            alone = _Digest()
+            for name, value in named.items():
+                alone.add_lightly(name, value, module.__name__)
+            made, modules = alone.hexdigest(), frozenset(alone.modules)
+            _known[module.__name__] = parts, made, modules
+        self._say("module", module.__name__, made)
+        self.modules |= modules
 
-    def _add_lightly(self, name: str, value: Any, module: str) -> None:
+    def add_lightly(self, name: str, value: Any, module: str) -> None:
         self._say("name", name)
         if isinstance(value, ModuleType):
             self._lead_to(value.__name__)
         elif isinstance(value, type) and value.__module__ == module:
             self._say("class", value.__qualname__, *(base.__qualname__ for base in value.__mro__))
             for attribute, part in sorted(vars(value).items()):
-                if attribute not in ("__dict__", "__doc__", "__weakref__", "__annotations__"):
-                    self._add_lightly(attribute, part, module)
+                if attribute not in _NO_PART:
+                    self.add_lightly(attribute, part, module)
         elif isinstance(value, property):
-            self._add_lightly(name, value.fget, module)
+            self.add_lightly(name, value.fget, module)
         else:
             try:
                 self.add(value)
@@ -227,6 +236,44 @@ class _Digest:
 
     def _say(self, *words: str) -> None:
         self._words.extend(words)
+
+
+_known: dict[str, tuple[list[Any], str, frozenset[str]]] = {}
+"""By module: what `_parts_of` found when it was digested last, its digest, and the modules that it leads to. The programs of
+a process have the same forty modules, and to digest these anew for each takes as long as to read it from the store."""
+
+
+def _parts_of(space: Mapping[str, Any], module: str) -> Iterator[Any]:
+    """All that the digest of a module depends on: names, and values as they are or, where they can change, their digests."""
+    for name, value in space.items():
+        if name in _NO_PART:
+            continue
+        yield name
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            yield from (value, function.__code__, function.__defaults__, function.__kwdefaults__)
+        elif isinstance(value, type):
+            yield value
+            if value.__module__ == module:
+                yield from _parts_of(vars(value), module)
+        elif _never_changes(value):
+            yield value
+        else:
+            alone = _Digest()
+            alone.add_lightly(name, value, module)
+            yield alone.hexdigest()
+
+
+def _never_changes(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(type(part) in _PLAIN for part in value)
+    return type(value) in _PLAIN or isinstance(value, ModuleType) or inspect.isdatadescriptor(value)
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    if len(before) != len(now):
+        return False
+    return all(a is b or (type(a) is type(b) is str and a == b) for a, b in zip(before, now, strict=True))
 
 
 def _parts(code: CodeType) -> Iterator[CodeType]:

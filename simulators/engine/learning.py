@@ -56,6 +56,7 @@ __all__ = [
 _Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of arrays
 
 _LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
+_AT_ONCE = 2  # nodes whose gradients are one batch, where some do not work: of 32 at once, each takes a tenth less
 
 
 class LearningProgram(NamedTuple):
@@ -84,9 +85,9 @@ class GradientTable(NamedTuple):
 
 
 class PullOrder(NamedTuple):
-    """How the workers that pull are taken: all as one batch, or one after another, the lowest index first."""
+    """How the workers that pull are taken: by batches, or one after another, the lowest index first."""
 
-    together: Array  # bool: all, as one batch
+    together: Array  # bool: all, by batches
     singly: Array  # bool: one or more, one after another
     worker: Array  # uint32: the first that pulls; k: none
 
@@ -331,6 +332,7 @@ def pull(
     order: PullOrder,
     *,
     lanes: bool,
+    idle: bool = False,
     pulls: Any = (),
     together: bool | None = None,
 ) -> tuple[Learned, Array, PullOrder]:
@@ -341,22 +343,31 @@ def pull(
 
     `order` is `pull_order` of `release`. It comes back as the loops leave it, so that the next step writes over its arrays;
     otherwise XLA copies them. `together`: whether workers pull as one batch. None if only the running program knows, which
-    then has both ways to pull: it does as `pull_together` says.
+    then has both ways to pull: it does as `pull_together` says. `idle`: some nodes do not work, and where workers pull
+    together, they do so by small batches, so that few gradients are computed of nodes that do not work.
     """
     if model.embedding is not None:
         return *_pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes), order
     local = inputs.local_steps.shape[0] > 0
     nodes = release.shape[0]
+    width = min(nodes, _AT_ONCE) if idle and not lanes else nodes
     numbers = jnp.arange(nodes, dtype=jnp.uint32)
     gradient = partial(_worker_gradient, model, data, inputs, learned, pulls, clocks)
 
-    def all_at_once(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
-        go, _, _ = carry
+    def some_at_once(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
+        go, worker, losses, kept = carry
         # The indices depend on the carry, because XLA moves what depends on constants only out of the loop: it would
         # compute all gradients before the loop, even if the loop does not run.
-        workers = jnp.arange(nodes, dtype=jnp.int32) + jnp.where(go, 0, 1).astype(jnp.int32)
-        losses, made = jax.vmap(gradient)(workers)
-        return jnp.zeros_like(go), losses.astype(jnp.float64), made
+        first = jnp.minimum(worker, nodes - width) if width < nodes else jnp.where(go, 0, 1).astype(worker.dtype)
+        found, made = jax.vmap(gradient)(first + jnp.arange(width, dtype=worker.dtype))
+        found = found.astype(jnp.float64)
+        if width == nodes:
+            return jnp.zeros_like(go), worker, found, made
+        kept, losses = jax.tree.map(
+            lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new, first, 0), (kept, losses), (made, found)
+        )
+        following = first_of(release & (numbers >= first + width))
+        return following < nodes, following, losses, kept
 
     def one(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
         _, worker, losses, kept = carry
@@ -367,7 +378,7 @@ def pull(
         following = first_of(release & (numbers > worker))
         return anywhere(following < nodes, lanes), following, losses, kept
 
-    # These loops run once or never. A `cond` would say so more plainly, but XLA copies every kept gradient through a
+    # Of these loops, one runs or none. A `cond` would say so more plainly, but XLA copies every kept gradient through a
     # conditional, and updates a loop's arrays in place.
     beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
     paired = local or bool(inputs.copies)
@@ -376,7 +387,7 @@ def pull(
     if together is False:
         singly = singly | at_once
     if together is not False:
-        at_once, loss, kept = jax.lax.while_loop(lambda c: c[0], all_at_once, (at_once, loss, kept))
+        at_once, worker, loss, kept = jax.lax.while_loop(lambda c: c[0], some_at_once, (at_once, worker, loss, kept))
     if together is not True:
         singly, worker, loss, kept = jax.lax.while_loop(lambda c: c[0], one, (singly, worker, loss, kept))
     gradients, beside = kept if paired else (kept, beside)

@@ -205,6 +205,7 @@ def _learn(
         done.begun,
         done.order,
         lanes=program.lanes,
+        idle=program.idle,
         pulls=done.pulls,
         together=together,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from simulators.cluster.conditions import Stragglers
 from simulators.code_digest import UnknownCodeError, digest
-from simulators.engine import loop, network, timing
+from simulators.engine import loop, network, one_function, timing
 from simulators.engine.job_state import Program, Records
 from simulators.workloads.models import _classifier, _cross_entropy, _hinge
 from tuners import policies
@@ -82,6 +82,12 @@ def test_another_value_or_function_of_a_module_is_another_digest(monkeypatch):
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
         patch.setattr(network, "maxmin", network.fifo)
+        assert digest(loop.advance) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(network.maxmin, "__code__", network.fifo_of_nics.__code__)
+        assert digest(loop.advance) != before
+    with monkeypatch.context() as patch:
+        patch.setitem(one_function._MOST, "fifo", 3)
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
         patch.setattr(Records, "twice", lambda records: 2 * records, raising=False)
