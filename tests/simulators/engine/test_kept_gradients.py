@@ -110,3 +110,23 @@ def test_factors_are_kept_only_where_no_mini_batch_can_change(knobs, whole):
     cluster, learns, setting, conditions = plain_job(loads=((8,), (8,), (8,)) if "load/a/0" in knobs[0].name else ())
     simulated = system(cluster, learns, setting, conditions, knobs=knobs)
     assert simulated.branches[0].program.model.rows == (() if whole else (((8, 6), "float32"), ((8,), "int32")))
+
+
+@pytest.mark.parametrize("workers", [[0, 1, 2, 3, 4], [1, 4, 5, 8]])
+def test_pairs_of_nodes_leave_the_same_bytes_as_all_nodes_at_once(workers):
+    """Where some nodes do not work, workers that pull together do so by pairs of nodes, also where one of a pair is idle."""
+    pushes, nodes = 40, 9
+    whole = engine_job(64, (256,), nodes, policies.bsp())
+    active = jnp.zeros(nodes, bool).at[jnp.asarray(workers)].set(True)
+    inputs = whole.inputs._replace(active=active)
+    idle = changes.workers_stopped(whole.state, np.ones(nodes, bool), 0.0)
+    policy = policies.bsp().init(active)
+    begun = changes.launch(whole.program, whole.data, inputs, idle, policy, active, jnp.zeros(nodes))
+    whole = replace(whole, inputs=inputs, state=begun)
+    paired = replace(whole, program=whole.program._replace(idle=True))
+    (one, table, used), (other, other_table, other_used) = whole.advance(pushes), paired.advance(pushes)
+    assert int(used) == int(other_used) == pushes
+    assert np.array_equal(table, other_table, equal_nan=True)
+    learned, others, before = (jax.tree.leaves(s.learned.parameters) for s in (one, other, begun))
+    assert all(np.array_equal(a, b) for a, b in zip(learned, others, strict=True))
+    assert not np.array_equal(learned[0], before[0])

@@ -92,9 +92,9 @@ def operations(features, hidden, policy, workers=8):
         slow((), policies.asp(), 1376),
         slow((32,), policies.asp(), 1478),
         slow((32,), policies.bsp(), 1478),
-        ((256,), policies.asp(), 1721),
-        ((256,), policies.bsp(), 1721),
-        ((256,), policies.k_sync(3), 1732),
+        ((256,), policies.asp(), 1686),
+        ((256,), policies.bsp(), 1686),
+        ((256,), policies.k_sync(3), 1697),
     ],
     ids=["logistic, asp", "small, asp", "small, bsp", "asp", "bsp", "k_sync"],
 )
