@@ -74,7 +74,7 @@ class JobContext:
             overlapping=single,
             timers=policy.timers,
             server_threads=self.cluster.server_threads,
-            idle=len(setting.workers) < len(self.cluster.nodes),
+            idle=model is not None and model.embedding is None and len(setting.workers) < len(self.cluster.nodes),
         )
         inputs = build(
             self.cluster,

@@ -239,8 +239,8 @@ class _Digest:
 
 
 _known: dict[str, tuple[list[Any], str, frozenset[str]]] = {}
-"""By module: what `_parts_of` found when it was digested last, its digest, and the modules that it leads to. The programs of
-a process have the same forty modules, and to digest these anew for each takes as long as to read it from the store."""
+"""By module: what `_parts_of` found when it was digested last, its digest, and the modules that it leads to. Most
+programs of a process lead to the same thirty modules, and to digest these anew for each takes 30 ms (CPU)."""
 
 
 def _parts_of(space: Mapping[str, Any], module: str) -> Iterator[Any]:

@@ -51,7 +51,7 @@ class Program(NamedTuple):
     lanes: bool = False  # traced under `vmap` by `advance_lanes`
     timers: bool = False  # the policy sets a timer, and decides when it has run down
     server_threads: int = 1  # as in `Cluster`
-    idle: bool = False  # some nodes do not work under this setting
+    idle: bool = False  # dense gradients are learned from, and some nodes do not work under this setting
     dispatched: bool = False  # XLA cannot compile as one function what it is asked for of this job's steps
 
 

@@ -56,7 +56,7 @@ __all__ = [
 _Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of arrays
 
 _LEAST_ROWS = 16  # of a mini-batch that are compiled for, if its size is free: computing fewer saves little, compiling costs
-_AT_ONCE = 2  # nodes whose gradients are one batch, where some do not work: of 32 at once, each takes a tenth less
+_AT_ONCE = 2  # nodes whose gradients are one batch, where some do not work: of 32 at once, each takes 5 to 9 % less
 
 
 class LearningProgram(NamedTuple):
