@@ -67,7 +67,7 @@ def pack(exchanges: list[Exchange], seed: int, most: int) -> PackedRun | None:
         "held": [[round(float(a), 3), round(float(b), 3)] for a, b in held],  # each node, across the end of what is drawn
         "changes": [[round(a, 2), round(b, 2)] for a, b in changes_of(exchanges)],
     }
-    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 9)).decode(), tuple(_reasons_of(exchanges)))
+    return PackedRun(seed, header, base64.b64encode(zlib.compress(raw, 6)).decode(), tuple(_reasons_of(exchanges)))
 
 
 def changes_of(exchanges: Iterable[Exchange]) -> Iterator[tuple[float, float]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import tomllib
 
+import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from reports.figures.drawing import BLUE, MUTED, WIDTH, Drawing, canvas, drawn, label_inches, logarithmic
+from reports.figures.drawing import BLUE, MUTED, WIDTH, Drawing, canvas, drawn, label_inches
 from reports.figures.knobs import Lane, knob_values, lanes
 from traces.schema import setting_from
 from traces.store import SIMULATED_SECONDS
@@ -18,6 +19,7 @@ __all__ = ["SETTINGS_NOTE", "settings_over_time", "typical_seed", "unmoved"]
 
 _FEW = 6  # values of a knob that can be ticks, if their labels do not touch
 _LABEL = 0.2  # of a panel's values: the height of a label
+_BELOW, _ABOVE = 0.12, 0.15  # of a panel's height, without values: to the line below it, and to the panel above
 
 SETTINGS_NOTE = (
     "Every knob that changed, over time: one line per seed; the thick line is the run with the median completion "
@@ -39,11 +41,17 @@ def settings_over_time(
     heights = [max(0.9, 0.3 * len(lane.categories)) for lane in found]
     left = label_inches([lane.label for lane in found]) + label_inches([word for lane in found for word in lane.categories])
     with canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
-        grid = figure.subplots(len(found), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-        for axes, lane in zip(grid, found, strict=True):
-            _draw_lane(axes, lane, typical)
-        grid[-1].set_xlim(left=0)
-        grid[-1].set_xlabel(unit)
+        # All panels share one pair of axes: to make and draw a pair for each takes most of a page's time.
+        axes = figure.add_subplot()
+        bottom, ticks = sum(heights), []
+        for lane, height in zip(found, heights, strict=True):
+            bottom -= height
+            ticks += _draw_lane(axes, lane, typical, bottom, height)
+        axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+        axes.set_ylim(0, sum(heights))
+        axes.set_xlim(left=0)
+        axes.set_xlabel(unit)
+        axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
         caption = (
             f"Thick: seed {typical}. Knobs that changed: {', '.join(lane.label.replace(chr(10), ' ') for lane in found)}."
         )
@@ -57,30 +65,40 @@ def typical_seed(scores: pl.DataFrame) -> int:
     return int(ordered["seed"][(ordered.height - 1) // 2])
 
 
-def _draw_lane(axes: Axes, lane: Lane, typical: int) -> None:
-    """One knob over time; the run of the `typical` seed is bold."""
+def _draw_lane(axes: Axes, lane: Lane, typical: int, bottom: float, height: float) -> list[tuple[float, str]]:
+    """One knob over time, from `bottom` to `height` above it; the run of the `typical` seed is bold. Returns the ticks, as
+    heights with texts."""
+    at = np.log if lane.log else np.asarray
+    ticks = _ticks(lane)
+    scaled = at([value for value, _ in ticks] + lane.values())
+    low, span = scaled.min(), np.ptp(scaled) or 1.0
+    inches = height * (1 - _BELOW - _ABOVE) / span
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
-        axes.step(x, y, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
+        heights = bottom + height * _BELOW + inches * (at(y) - low)
+        axes.step(x, heights, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
+    axes.axhline(bottom, color=MUTED, linewidth=0.8)
     box = axes.get_position()
     edge = (0.1 / WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
-    axes.text(edge, 0.5, lane.label, transform=axes.transAxes, ha="left", va="center", fontsize=8)
-    axes.grid(color=MUTED, alpha=0.2, linewidth=0.6)
-    axes.margins(y=0.15)
+    middle = bottom + height * (1 + _BELOW - _ABOVE) / 2
+    axes.text(edge, middle, lane.label, transform=axes.get_yaxis_transform(), ha="left", va="center", fontsize=8)
+    return [(bottom + height * _BELOW + inches * float(at(value) - low), text) for value, text in ticks]
+
+
+def _ticks(lane: Lane) -> list[tuple[float, str]]:
+    """Values of a knob with their texts, for the vertical axis."""
     if lane.categories:
-        axes.set_yticks(range(len(lane.categories)), lane.categories)
-        axes.set_ylim(-0.5, len(lane.categories) - 0.5)
-    elif 1 < len(few := lane.values()) <= _FEW:
-        if lane.log:
-            axes.set_yscale("log")
+        return list(enumerate(lane.categories))
+    values = lane.values()
+    if 1 < len(values) <= _FEW:
         # A knob with few values has just these as ticks: between them there is nothing.
-        axes.yaxis.set_major_locator(FixedLocator(_apart(few, lane.log)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
-    elif lane.log:
-        logarithmic(axes)
-    elif lane.whole:
-        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        chosen = _apart(values, lane.log)
+    else:
+        locator = LogLocator(numticks=5) if lane.log else MaxNLocator(3, integer=lane.whole)
+        chosen = [float(v) for v in locator.tick_values(values[0], values[-1]) if values[0] <= v <= values[-1]]
+        if len(chosen) < 2:  # of logarithmic ticks, when no two powers of ten are between
+            chosen = [values[0], values[-1]] if len(values) > 1 else values
+    return [(value, f"{value:.3g}") for value in chosen]
 
 
 def _apart(values: list[float], log: bool) -> list[float]:
