@@ -3,8 +3,8 @@
 Members 100 and on of the family `learning` are for training tuners. Each is played for as many pushes as its reference run
 would take, under ASP, at seven rates that span the upper decades of the range in which its rate is free. The best one is
 that which first makes 98 % of the best improvement of validation loss that any of them has made. What is kept is its heat
-(`tuners.joint.heat`: the effective rate, lr / (1 - momentum), for one worker and one sample), as a share of the top of the
-range: its logarithm's mean and deviation over the members.
+(`tuners.joint.learning.heat`: the effective rate, lr / (1 - momentum), for one worker and one sample), as a share of the top
+of the range: its logarithm's mean and deviation over the members.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.families.lot import Lot
 from harness.scenario import Scenario, job, parse, system
 from harness.scenario.tables import BudgetTable
 from tuners.actions import Evaluate, Run, Target
-from tuners.joint.heat import stress
+from tuners.joint.learning.heat import stress
 from tuners.settings import Real
 
 __all__ = ["fastest", "main"]
@@ -91,7 +91,7 @@ def main() -> None:
     logs = [math.log(s) for s in found.values()]
     args.out.write_text(
         f"# Made by `python -m harness.training.learn_rates --first {args.first} --count {args.count} --out FILE`:\n"
-        f"# the best heats (`tuners.joint.heat`) of {len(logs)} drawn jobs, over the top of the range of the rate.\n\n"
+        f"# the best heats (`tuners.joint.learning.heat`) of {len(logs)} drawn jobs, over the top of their rate's range.\n\n"
         f"mean_log_share = {mean(logs):.3f}\ndeviation_log_share = {stdev(logs):.3f}\n",
         encoding="utf-8",
     )

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuners.actions import Job, Pushes, Setting, Window
-from tuners.joint.candidates import highest, lowest, options
-from tuners.joint.heat import BATCH_GAIN, COPIED, CopyHeat
-from tuners.joint.placing import CHANGE_SECONDS, WORTH, Placing
-from tuners.joint.training import Steps, Training
+from tuners.joint.job.steps import Steps
+from tuners.joint.job.training import Training
+from tuners.joint.learning.heat import BATCH_GAIN, COPIED, CopyHeat
+from tuners.joint.machines.candidates import highest, lowest, options
+from tuners.joint.machines.placing import CHANGE_SECONDS, WORTH, Placing
 from tuners.settings import OF_CACHES, OF_PULLS, OF_QUORUM, OF_REPLICAS, Choice, Knob
 
 __all__ = ["OtherKnobs", "expected_of_quorum", "progress"]
@@ -56,8 +57,8 @@ class OtherKnobs:
     def run(self) -> Steps[None]:
         """Try every such knob that is free, and hold the best values."""
         training, space = self._training, self._job.space
-        kept = (yield from training.snapshot()) if any(map(space.frees, (*OF_PULLS, *OF_QUORUM))) else None
-        self._best = {name: getattr(training.setting, name) for name in _FIELDS}
+        kept = (yield from training.snapshots.take()) if any(map(space.frees, (*OF_PULLS, *OF_QUORUM))) else None
+        self._best = {name: getattr(training.branch.setting, name) for name in _FIELDS}
         for neutral in _TOGETHER:
             yield from self._together(neutral)
         for knob in space.knobs:
@@ -68,16 +69,16 @@ class OtherKnobs:
                 yield from self._choose_quorum(knob)
             elif knob.name in _ALONE and self._acts(knob.name):
                 yield from self._climb(knob)
-        if training.diverged and kept is not None:
-            kept = yield from training.return_to(kept, self._under(self._best), "taken back: it has diverged")
+        if training.model.diverged and kept is not None:
+            kept = yield from training.snapshots.return_to(kept, self._under(self._best), "taken back: it has diverged")
         else:
             why = f"taken back: {self._gain:.2f} times the progress"
-            yield from training.insist(self._under(self._best), why, _FIELDS)
-        yield from training.drop(kept)
+            yield from training.branch.insist(self._under(self._best), why, _FIELDS)
+        yield from training.snapshots.drop(kept)
 
     def _acts(self, name: str) -> bool:
         """Whether this knob changes anything, and is not what the rest of the job searches."""
-        setting, best = self._training.setting, self._best
+        setting, best = self._training.branch.setting, self._best
         if name in OF_REPLICAS:
             return bool(best["replicas"] > 1 and best["hot_blocks"] > 0)
         if name in OF_QUORUM:
@@ -97,7 +98,10 @@ class OtherKnobs:
         wanted = self._best | {k.name: int(k.nearest(min(_FIRST[k.name], highest(k)))) for k in begun}
         if any(wanted[name] == value for name, value in neutral.items()):
             return
-        if neutral is not OF_CACHES or self._placing.copies_gain(self._training.setting, wanted["cache_clocks"]) > WORTH:
+        if (
+            neutral is not OF_CACHES
+            or self._placing.copies_gain(self._training.branch.setting, wanted["cache_clocks"]) > WORTH
+        ):
             yield from self._try(wanted)
 
     def _climb(self, knob: Knob) -> Steps[None]:
@@ -121,15 +125,19 @@ class OtherKnobs:
 
     def _choose_quorum(self, knob: Knob) -> Steps[None]:
         """Try the quorum that is the best by what the mini-batches of every worker take, if it is another one."""
-        training, workers = self._training, len(self._training.setting.workers)
-        if training.diverged or not self._pays({"quorum": 0}):
+        training, workers = self._training, len(self._training.branch.setting.workers)
+        if training.model.diverged or not self._pays({"quorum": 0}):
             return
         self._progress = yield from self._measured("first, how long the mini-batches of every worker take")
-        window, now = training.newest, self._best["quorum"] or workers
+        window, now = training.model.newest, self._best["quorum"] or workers
         allowed = options(knob) if isinstance(knob, Choice) else range(max(int(lowest(knob)), 1), int(highest(knob)) + 1)
-        told = {q: expected_of_quorum(window, training.setting, q or workers) for q in allowed} if window is not None else {}
+        told = (
+            {q: expected_of_quorum(window, training.branch.setting, q or workers) for q in allowed}
+            if window is not None
+            else {}
+        )
         wanted = max(told, key=told.__getitem__, default=now)
-        if told and told[wanted] > WORTH * expected_of_quorum(window, training.setting, now):
+        if told and told[wanted] > WORTH * expected_of_quorum(window, training.branch.setting, now):
             yield from self._try(self._with(knob, wanted))
 
     def _with(self, knob: Knob, value: Any) -> _Values:
@@ -144,19 +152,20 @@ class OtherKnobs:
     def _try(self, wanted: _Values) -> Steps[bool]:
         """Train under `wanted` for a while; whether that makes more progress than the best so far, and is it from now on."""
         training, self._seen = self._training, 0.0
+        branch, model = training.branch, training.model
         changed = {name: value for name, value in wanted.items() if value != self._best[name]}
-        if not changed or training.diverged or training.cluster_changed or not self._pays(changed):
+        if not changed or model.diverged or branch.cluster_changed or not self._pays(changed):
             return False
         words = ", ".join(f"{name} {_words(self._best[name], value)}" for name, value in changed.items())
         if not self._progress:
             self._progress = yield from self._measured("first, what is learned under other knobs as they are")
-        if training.diverged or not (yield from training.change(self._under(wanted), f"{words}, on trial")):
+        if model.diverged or not (yield from branch.change(self._under(wanted), f"{words}, on trial")):
             return False
-        window = yield from training.run(2 * len(training.setting.workers))  # these were begun before
-        self._seen = progress(window, training.setting)
-        if not training.diverged and self._gain > _HOPELESS:
+        window = yield from training.run(2 * len(branch.setting.workers))  # these were begun before
+        self._seen = progress(window, branch.setting)
+        if not model.diverged and self._gain > _HOPELESS:
             self._seen = yield from self._measured()
-        serves = self._gain >= WORTH and not training.diverged
+        serves = self._gain >= WORTH and not model.diverged
         if serves:
             self._best, self._progress, training.usual_push_seconds = wanted, self._seen, training.push_seconds
         elif not _at_once(changed):
@@ -165,8 +174,8 @@ class OtherKnobs:
 
     def _measured(self, why: str = "") -> Steps[float]:
         """Progress per second in a window."""
-        window = yield from self._training.run(max(2 * len(self._training.setting.workers), _WINDOW), why)
-        return progress(window, self._training.setting)
+        window = yield from self._training.run(max(2 * len(self._training.branch.setting.workers), _WINDOW), why)
+        return progress(window, self._training.branch.setting)
 
     @property
     def _gain(self) -> float:
@@ -174,15 +183,15 @@ class OtherKnobs:
         return self._seen / self._progress if self._progress > 0 else 1.0
 
     def _under(self, values: _Values) -> Setting:
-        return replace(self._training.setting, **values)
+        return replace(self._training.branch.setting, **values)
 
     def _pays(self, changed: _Values) -> bool:
         """Whether a trial may save more than it may cost."""
         training, saved = self._training, _SAVED * self._placing.seconds_left()
-        cost = _WASTED * 4 * len(training.setting.workers) * training.push_seconds
+        cost = _WASTED * 4 * len(training.branch.setting.workers) * training.push_seconds
         if not _at_once(changed):
             saved /= 2**self._failed
-            cost += 2 * (training.change_seconds or CHANGE_SECONDS)
+            cost += 2 * (training.branch.change_seconds or CHANGE_SECONDS)
         return saved > cost or not self._placing.has_cost_rule
 
 

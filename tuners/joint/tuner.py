@@ -12,36 +12,36 @@ made only where it is expected to save more than it costs. In the order in which
    saving from goes on as it began (`JointCourse.play_recorded`), and so does a quorum where the rate is held. Else the
    policy that lets every worker go on, if it is free, or a rate that makes up for staleness is free and policies may be
    installed. A rate that is hotter, or very far cooler, than those that were best in other jobs
-   (`tuners.joint.heat.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held while
+   (`learning.heat.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held while
    it brings the target so near that no search can pay, and left for the same unless it teaches the model something.
    Where workers take local steps, these are few until their time is known, and the servers' rate for what they have
    changed is the usual one.
-3. *System* (`tuners.joint.placing`): after one and a half pushes per worker the system model knows compute, pull and push
+3. *System* (`machines.placing`): after one and a half pushes per worker the system model knows compute, pull and push
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
    all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
    Every setting that is compared has its best shares of model, data and samples, where these are free
-   (`tuners.joint.shares`); loads become equal again where workers' data turn out to differ.
-   Machines may both work and serve, or be given back (`tuners.joint.candidates`); where the cheapest run is wanted, progress
-   per USD counts. Of embedding tables, hot blocks move (`tuners.joint.tables`). Knobs that no model knows are tried
-   (`tuners.joint.other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
-4. *Heat* (`tuners.joint.heat_search`): the setting (`tuners.joint.heat`) comes down while it hurts, by four where it was
+   (`models.shares`); loads become equal again where workers' data turn out to differ.
+   Machines may both work and serve, or be given back (`machines.candidates`); where the cheapest run is wanted, progress
+   per USD counts. Of embedding tables, hot blocks move (`models.tables`). Knobs that no model knows are tried
+   (`other_knobs`): where the rate is searched, after that, as a model that has learned more bears less heat.
+4. *Heat* (`learning.heat_search`): the setting (`learning.heat`) comes down while it hurts, by four where it was
    probable and by decades below, then doubles window by window until it brings nothing more. The job continues from the
    best model seen, at the heat that made it, or at half of that if twice of it has blown the model up; where none has
    learned anything yet, at the hottest that does no harm. To give every class its frequency is not learning. Races of short
    forks would not do: they always prefer the cooler setting, because it sheds noise at once.
-   Where the rate is held and policies may be installed, this and the next step are `tuners.joint.waiting` instead: how many
+   Where the rate is held and policies may be installed, this and the next step are `learning.waiting` instead: how many
    gradients count at once.
-5. *Hold and cool* (`JointCourse.learn`, `tuners.joint.holding`): hold the heat while the level drifts down, and double it
+5. *Hold and cool* (`JointCourse.learn`, `learning.holding`): hold the heat while the level drifts down, and double it
    where the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates
    the level from the goal and the drift would take longer, or when the drift has stopped. Return to a snapshot when half of
    what was learned is lost or the job has diverged, to an early one when it has over-fitted or stands still. A model that a
    hot window has thrown off is kept where it is soon as good as before. One that is as good as the target asks for is held,
    cooled, until the job validates it.
 
-The interval of checkpoints, where servers have no replicas, is chosen beside all this (`tuners.joint.checkpoints`). How soon
-machines are lost again counts in 3 and in the interval (`tuners.joint.machine_losses`).
+The interval of checkpoints, where servers have no replicas, is chosen beside all this (`machines.checkpoints`). How soon
+machines are lost again counts in 3 and in the interval (`models.machine_losses`).
 
 Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
 while it makes up for a loss is asked for again. Every decision carries its numbers, as the reason of the action that it
@@ -63,17 +63,18 @@ from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
-from tuners.joint.candidates import highest, options
-from tuners.joint.checkpoints import first_checkpoint_seconds, with_checkpoints
-from tuners.joint.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
-from tuners.joint.heat_search import HeatSearch
-from tuners.joint.holding import Holding, RuleParts
-from tuners.joint.learning_model import is_lost
+from tuners.joint.job.steps import JobOver, Steps, changed_cheaply
+from tuners.joint.job.training import Training
+from tuners.joint.learning.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
+from tuners.joint.learning.heat_search import HeatSearch
+from tuners.joint.learning.holding import Holding, RuleParts
+from tuners.joint.learning.waiting import Waiting
+from tuners.joint.machines.candidates import highest, options
+from tuners.joint.machines.checkpoints import first_checkpoint_seconds, with_checkpoints
+from tuners.joint.machines.placing import LEFT_SHARE, Placing
+from tuners.joint.models.learning_model import is_lost
+from tuners.joint.models.system_model import SystemModel, waits
 from tuners.joint.other_knobs import OtherKnobs
-from tuners.joint.placing import LEFT_SHARE, Placing
-from tuners.joint.system_model import SystemModel, waits
-from tuners.joint.training import JobOver, Steps, Training, changed_cheaply
-from tuners.joint.waiting import Waiting
 from tuners.reasons import counted
 from tuners.settings import BOUNDED, OF_NODES
 
@@ -145,10 +146,12 @@ class JointCourse:
     def __init__(self, job: Job, parts: RuleParts) -> None:
         self.job, self.parts, self.system = job, parts, SystemModel(job)
         self.training = Training(job, self.system, snapshots=parts.snapshots)
-        self.gauge = self.training.gauge
+        self.gauge = self.training.model.gauge
         self.placing = Placing(job, self.training, self.system, parts)
         if isinstance(self.heat, CopyHeat):
-            self.training.takes_snapshots = False  # after a fork all workers pull at once, and all copies are equally old
+            self.training.snapshots.are_wanted = (
+                False  # after a fork all workers pull at once, and all copies are equally old
+            )
         self.learns = self.harms = False  # whether the start has clearly taught the model something, or spoilt it
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
@@ -166,7 +169,7 @@ class JointCourse:
                 return
             yield from self.await_checkpoint()
             yield from self.begin()
-            if self.training.first is None and not self.training.pushes:
+            if self.training.snapshots.first is None and not self.training.model.pushes:
                 yield from self.keep_untrained()
             yield from self.measure()
             yield from self.placing.place()
@@ -194,19 +197,20 @@ class JointCourse:
         space = self.job.space
         may_spoil = self.heat is not None or any(map(space.frees, ("role", "load", "batch_size", "local_steps")))
         if may_spoil and not self.job.target.counts:
-            self.training.first = yield from self.training.snapshot()
+            self.training.snapshots.first = yield from self.training.snapshots.take()
 
     def await_checkpoint(self) -> Steps[None]:
         """Train as the job begins until its first checkpoint tells what one takes, where that is worth waiting for."""
         training = self.training
+        model = training.model
         if seconds := first_checkpoint_seconds(self.job, training.machine_losses):
             yield from self.keep_untrained()
             yield from training.run_seconds(seconds, "first, what a checkpoint takes")
             # Also where servers that were lost have undone it since.
-            best = training.lowest_level - self.gauge.untrained_level
-            self.learns = training.has_learned or self.gauge.has_learned(math.inf, best)
-            if training.diverged:
-                yield from training.begin_again(training.setting, "the start's model has diverged")
+            best = model.lowest_level - self.gauge.untrained_level
+            self.learns = model.has_learned or self.gauge.has_learned(math.inf, best)
+            if model.diverged:
+                yield from training.snapshots.begin_again(training.branch.setting, "the start's model has diverged")
                 self.harms = True
 
     def choose(self) -> Steps[Setting]:
@@ -215,31 +219,32 @@ class JointCourse:
             yield from self.placing.measure()
             yield from self.placing.place()
             yield from OtherKnobs(self.job, self.training, self.placing).run()
-        return self.training.setting
+        return self.training.branch.setting
 
     def go_on(self) -> Steps[None]:
         """Train to the end, where no heat is free or all of it was tried; machines and blocks are still placed."""
         training, placing = self.training, self.placing
+        branch = training.branch
         looked = learned = training.seconds
         course = list[float]()  # validated levels, since the job last began
         while True:
             # Machines that are back may be away again soon.
             rounds = 0.25 if placing.lacks_machines else 1.0 if self.job.space.frees("role") else 4.0
-            yield from training.run(math.ceil(rounds * len(training.setting.workers)))
+            yield from training.run(math.ceil(rounds * len(branch.setting.workers)))
             yield from placing.share_evenly()
-            learned = training.seconds if training.has_learned else learned
-            course += training.validated
+            learned = training.seconds if training.model.has_learned else learned
+            course += training.model.validated
             # Longer than that the job was not expected to last.
             late = training.seconds - learned > LEFT_SHARE * self.job.budget_seconds
             lost = self.heat is None and (late or self._stands_at_blank(course))
             if lost and (yield from self.as_begun()):
                 learned, course = training.seconds, []
-            elif lost and training.first is not None and len(training.setting.workers) > 1:
-                learned, course, workers = training.seconds, [], len(training.setting.workers)
+            elif lost and training.snapshots.first is not None and len(branch.setting.workers) > 1:
+                learned, course, workers = training.seconds, [], len(branch.setting.workers)
                 placing.most_workers = max(1, workers // 2)
                 why = f"nothing was learned by {counted(workers, 'worker')}; again from the untrained model"
-                yield from training.begin_again(placing.best(placing.most_workers), why)
-            elif training.cluster_changed or (placing.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
+                yield from training.snapshots.begin_again(placing.best(placing.most_workers), why)
+            elif branch.cluster_changed or (placing.lacks_machines and training.seconds > _LOOK_AGAIN * looked):
                 looked = training.seconds  # how long machines last is known better
                 yield from placing.place_anew()
             elif self.job.blocks or placing.shares.is_free:
@@ -250,8 +255,8 @@ class JointCourse:
 
     def _stands_at_blank(self, levels: list[float]) -> bool:
         """Whether so many validations have told of neither progress nor drift that the model is lost, or has died since."""
-        gauge = self.training.gauge
-        return is_lost(levels[-_NEWEST:], gauge.blank_level, gauge.goal(self.training.loss))
+        gauge = self.training.model.gauge
+        return is_lost(levels[-_NEWEST:], gauge.blank_level, gauge.goal(self.training.model.loss))
 
     def as_begun(self) -> Steps[bool]:
         """Begin again as the job began, and leave its system so, once; whether that was done.
@@ -259,19 +264,22 @@ class JointCourse:
         Where the rate is held, nothing makes up for what workers, mini-batches, local steps and staleness do to learning.
         """
         job, training, axis = self.job, self.training, self.heat
-        before, start = training.setting, training.placed(job.start)
+        branch = training.branch
+        before, start = branch.setting, branch.placed(job.start)
         rate_is_free = isinstance(axis, RateHeat) and not axis.is_outer
         changed = any(getattr(before, name) != getattr(job.start, name) for name in _SPOILING)
         # The mean of all workers' gradients bears the rate of one, where they do not wait only a fraction of that.
         changed = changed or (waits(job.start) and not waits(before))
-        if rate_is_free or not changed or self.placing.stays or training.first is None:
+        if rate_is_free or not changed or self.placing.stays or training.snapshots.first is None:
             return False
         start = replace(start, **{name: getattr(job.start, name) for name in (*_SPOILING, *OF_NODES)})
-        if not training.available.issuperset({*start.workers, *start.servers}):
+        if not branch.available.issuperset({*start.workers, *start.servers}):
             return False
         self.placing.stays = True
         return (
-            yield from training.begin_again(start, "nothing was learned: again from the untrained model, as the job began")
+            yield from training.snapshots.begin_again(
+                start, "nothing was learned: again from the untrained model, as the job began"
+            )
         )
 
     def may_pay(self) -> Steps[bool]:
@@ -292,7 +300,8 @@ class JointCourse:
 
         Only a run that is over is left: it completes no push any more, so no other one can be worse.
         """
-        training, pushes = self.training, self.training.pushes
+        training, pushes = self.training, self.training.model.pushes
+        branch = training.branch
         for setting in self._other_runs():
             done = asked = 0
             while done == asked:
@@ -301,8 +310,8 @@ class JointCourse:
                 done = (yield from training.run(asked)).clocks
             why = "the run is over, and has not reached the target: another recorded setting"
             with suppress(Rejected):
-                training.seconds += (yield from Reconfigure(setting, branch=training.branch, reason=why)).seconds
-                training.setting, pushes = setting, 0
+                branch.seconds += (yield from Reconfigure(setting, branch=branch.number, reason=why)).seconds
+                branch.setting, pushes = setting, 0
 
     def _other_runs(self) -> list[Setting]:
         """The recorded settings beside the start in a drawn order; where the cheapest run is wanted, those of the lowest
@@ -332,10 +341,12 @@ class JointCourse:
             setting = replace(setting, policy=next((p for p in BOUNDED if p in policies), setting.policy))
         if staleness is not None and setting.policy in BOUNDED:
             setting = replace(setting, staleness=int(highest(staleness)))
-        yield from self.training.change(setting, "nobody waits: the heat is searched next, and makes up for staleness")
+        yield from self.training.branch.change(
+            setting, "nobody waits: the heat is searched next, and makes up for staleness"
+        )
         if not isinstance(self.heat, CopyHeat):
             why = "copies that are as old make gradients too stale"
-            yield from self.training.change(fresh(self.job, self.training.setting), why)
+            yield from self.training.branch.change(fresh(self.job, self.training.branch.setting), why)
         yield from self._begin_local_steps()
         if not self.start_is_plausible:
             yield from self._begin_where_probable()
@@ -361,23 +372,24 @@ class JointCourse:
 
     def try_start(self) -> Steps[None]:
         """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
-        training, gauge, setting = self.training, self.gauge, self.training.setting
+        training, gauge, setting = self.training, self.gauge, self.training.branch.setting
+        model = training.model
         workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
-        begun, known = (training.seconds, training.told_level) if training.pushes else (0.0, math.nan)
+        begun, known = (training.seconds, model.told_level) if model.pushes else (0.0, math.nan)
         seen = yield from training.glance(2 * workers)
         # The first mini-batches have told the level of the untrained model.
         times, levels = [begun], [gauge.untrained_level if math.isnan(known) else known]
         is_near = False
-        while not training.diverged and rounds < 2 * _SEARCH_ROUNDS:
+        while not model.diverged and rounds < 2 * _SEARCH_ROUNDS:
             self.learns = self.learns or seen.helps
             # Of what was validated before, mini-batches do not tell how it goes on.
-            unseen = 0 if training.validated or not validated else unseen + 1
-            validated = validated or bool(training.validated)
+            unseen = 0 if model.validated or not validated else unseen + 1
+            validated = validated or bool(model.validated)
             if not unseen:
                 times.append(training.seconds)
-                levels.append(training.told_level)
+                levels.append(model.told_level)
                 at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
-                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(training.minibatches.mean)
+                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(model.minibatches.mean)
                 left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
                 is_near = left <= _SEARCH_ROUNDS * (training.seconds - begun) / rounds
             if not is_near or unseen > 2:
@@ -385,18 +397,18 @@ class JointCourse:
             seen = yield from training.glance(workers)
             rounds += 1
         worse = math.isfinite(levels[0]) and not levels[-1] < gauge.blank_level + gauge.hurt
-        self.harms = training.diverged or (worse and not self.learns)
+        self.harms = model.diverged or (worse and not self.learns)
         training.usual_push_seconds = training.push_seconds
         self.placing.learn_blocks()
 
     def _begin_local_steps(self) -> Steps[None]:
         """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
-        setting, knob, outer = self.training.setting, self.job.space.knob("local_steps"), outer_heat(self.job)
+        setting, knob, outer = self.training.branch.setting, self.job.space.knob("local_steps"), outer_heat(self.job)
         if knob is not None:
             setting = replace(setting, local_steps=int(knob.nearest(min(setting.local_steps, _FIRST_STEPS))), node_steps=())
         if outer is not None and outer.expected is not None and self.parts.prior:
             setting = outer.scaled(setting, outer.expected.median / outer.of(setting))
-        yield from self.training.change(setting, "few local steps until their time is known; the usual outer rate")
+        yield from self.training.branch.change(setting, "few local steps until their time is known; the usual outer rate")
 
     def _begin_where_probable(self) -> Steps[None]:
         """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
@@ -413,21 +425,22 @@ class JointCourse:
         """Leave the start's heat for a more probable one, unless the start has taught the model something: that tells more
         than other jobs do."""
         training = self.training
+        branch = training.branch
         wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
-        here = heat.of(training.setting)
+        here = heat.of(branch.setting)
         if self.harms:
             wanted = min(wanted, here / _HARMED)
         elif self.learns or abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
             return
-        setting = heat.scaled(training.setting, wanted / here)
-        usual = heat.words(heat.scaled(training.setting, expected.median / here))
+        setting = heat.scaled(branch.setting, wanted / here)
+        usual = heat.words(heat.scaled(branch.setting, expected.median / here))
         why = (
-            f"{heat.words(training.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
+            f"{heat.words(branch.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
             f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
         )
         # A model that has learned a little bears less heat, so the search would end at a lower one.
-        if not (yield from training.begin_again(setting, why)):
-            yield from training.change(setting, why)
+        if not (yield from training.snapshots.begin_again(setting, why)):
+            yield from branch.change(setting, why)
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 
@@ -448,32 +461,35 @@ class JointCourse:
         Where nothing was learned at all, the model was lost when it was still untrained, or the heat is far too low: then
         from the untrained model, outwards by decades.
         """
-        training, top = self.training, self.training.setting
+        training, top = self.training, self.training.branch.setting
+        branch = training.branch
         origin = top  # the heat at which nothing was learned for the first time
-        seedling, decades, factors = (yield from training.snapshot()), iter(_DECADES), cycle(_RESTARTS)
+        seedling, decades, factors = (yield from training.snapshots.take()), iter(_DECADES), cycle(_RESTARTS)
         while True:
             holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
             yield from holding.run()
             yield from self.placing.share_evenly()
             self.hurting = min(self.hurting, holding.hurting)
             if not heat.limits_workers:
-                origin, top = (as_hot(heat, training.placed(s), s) for s in (origin, top))
+                origin, top = (as_hot(heat, branch.placed(s), s) for s in (origin, top))
             if holding.lost and (yield from self.as_begun()):
-                origin = top = training.setting
-                yield from training.drop(seedling)
-                seedling = yield from training.snapshot()
+                origin = top = branch.setting
+                yield from training.snapshots.drop(seedling)
+                seedling = yield from training.snapshots.take()
                 continue
-            elsewhere = self.elsewhere(heat, origin, decades) if holding.lost and training.first is not None else None
+            elsewhere = (
+                self.elsewhere(heat, origin, decades) if holding.lost and training.snapshots.first is not None else None
+            )
             if elsewhere is not None:
-                why = f"{heat.words(training.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
-                yield from training.begin_again(elsewhere, why)
-                top = training.setting
-                yield from training.drop(seedling)
-                seedling = yield from training.snapshot()
+                why = f"{heat.words(branch.setting)} -> {heat.words(elsewhere)}: nothing was learned; again from the start"
+                yield from training.snapshots.begin_again(elsewhere, why)
+                top = branch.setting
+                yield from training.snapshots.drop(seedling)
+                seedling = yield from training.snapshots.take()
             elif seedling is not None:
                 setting = heat.scaled(top, next(factors))
-                why = f"{heat.words(training.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
-                seedling = yield from training.return_to(seedling, setting, why)
+                why = f"{heat.words(branch.setting)} -> {heat.words(setting)}: {holding.ended}; again from an early model"
+                seedling = yield from training.snapshots.return_to(seedling, setting, why)
             else:
                 return
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support.toy import job
-from tuners.joint.candidates import Candidates
-from tuners.joint.shares import Shares
-from tuners.joint.system_model import SystemModel
-from tuners.joint.training import Training
+from tuners.joint.job.training import Training
+from tuners.joint.machines.candidates import Candidates
+from tuners.joint.models.shares import Shares
+from tuners.joint.models.system_model import SystemModel
 from tuners.settings import Choice, Integer
 
 

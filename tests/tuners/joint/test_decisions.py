@@ -9,10 +9,12 @@ import pytest
 
 from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Free, Install, NodeEvent, Reconfigure, Rejected, Run
-from tuners.joint.heat import Expected, PolicyHeat, stress
-from tuners.joint.heat_search import HeatSearch
-from tuners.joint.holding import Holding, RuleParts
-from tuners.joint.learning_model import (
+from tuners.joint.job.steps import JobOver, changed_cheaply
+from tuners.joint.job.training import Training
+from tuners.joint.learning.heat import Expected, PolicyHeat, stress
+from tuners.joint.learning.heat_search import HeatSearch
+from tuners.joint.learning.holding import Holding, RuleParts
+from tuners.joint.models.learning_model import (
     HELPED_NATS,
     Gauge,
     SecondsLeft,
@@ -23,8 +25,7 @@ from tuners.joint.learning_model import (
     seconds_left,
     stopped,
 )
-from tuners.joint.system_model import SystemModel
-from tuners.joint.training import JobOver, Training, changed_cheaply
+from tuners.joint.models.system_model import SystemModel
 from tuners.joint.tuner import JointCourse
 from tuners.settings import Choice, Integer, Real
 
@@ -113,7 +114,7 @@ def test_a_cooler_rate_takes_effect_before_machines_move():
     training, here = Training(made, SystemModel(made)), made.start
     moved = replace(here, workers=here.workers[:-1], learning_rate=here.learning_rate / 10, loads=(), data_shares=())
     answers = Answers(made, flat)
-    assert answers.run(training.change(moved, "too hot"))
+    assert answers.run(training.branch.change(moved, "too hot"))
     assert [(s.learning_rate, s.workers) for s in answers.changes()] == [
         (moved.learning_rate, here.workers),
         (moved.learning_rate, moved.workers),
@@ -130,11 +131,11 @@ def test_a_rate_that_was_for_other_machines_is_taken_back_where_roles_have_not_c
     training, here, answers = Training(made, SystemModel(made)), made.start, Answers(made, flat)
     moved = replace(here, workers=here.workers[:-1], learning_rate=here.learning_rate / 3, loads=(), data_shares=())
     answers.refuse = lambda action: isinstance(action, Reconfigure) and action.setting.workers == moved.workers
-    assert not answers.run(training.change(moved, "faster"))
+    assert not answers.run(training.branch.change(moved, "faster"))
     assert answers.settings[0].learning_rate == moved.learning_rate
     answers.run(training.run(3))
     assert answers.settings[0] == here
-    answers.run(training.insist(moved, "too hot"))  # that is about the model, not about machines
+    answers.run(training.branch.insist(moved, "too hot"))  # that is about the model, not about machines
     answers.run(training.run(3))
     assert answers.settings[0].learning_rate == moved.learning_rate
 
@@ -148,8 +149,8 @@ def test_the_heat_is_that_which_was_chosen_however_often_machines_are_lost_and_c
     answers.run(begun.placing.place())
     best = answers.settings[0]
     for _ in range(3):
-        begun.training.setting = answers.settings[0] = replace(best, workers=best.workers[:1])
-        begun.training.cluster_changed = True
+        begun.training.branch.setting = answers.settings[0] = replace(best, workers=best.workers[:1])
+        begun.training.branch.cluster_changed = True
         answers.run(begun.placing.place_anew())
         assert len(answers.settings[0].workers) == len(best.workers) > 1
         assert answers.settings[0].learning_rate == pytest.approx(best.learning_rate)
@@ -160,7 +161,7 @@ def test_a_model_that_cannot_be_evaluated_while_a_loss_is_made_up_for_is_evaluat
     """It counted as good as the one before it, which had been thrown off: the job went back, and lost 55 pushes."""
     made = of()
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
-    training.level, answer = 5.0, answers.answer
+    training.model.level, answer = 5.0, answers.answer
 
     def losing(action):
         found = answer(action)
@@ -173,7 +174,7 @@ def test_a_model_that_cannot_be_evaluated_while_a_loss_is_made_up_for_is_evaluat
     answers.answer, answers.refuse = losing, refuses
     answers.run(training.window())
     assert [type(a) for a in answers.asked] == [Run, Evaluate, *[Run, Evaluate] * lost]
-    assert (training.level < 5.0) == lost
+    assert (training.model.level < 5.0) == lost
 
 
 def test_machines_that_are_back_work_while_the_heat_is_searched():
@@ -181,17 +182,19 @@ def test_machines_that_are_back_work_while_the_heat_is_searched():
     made = of(space=(RATE, *ROLES))
     begun, answers = course(made), Answers(made, lambda setting, clocks: [1 / (1 + setting.learning_rate)] * clocks)
     few, best = replace(made.start, workers=made.start.workers[:1], loads=(), data_shares=()), made.start.workers
-    begun.training.setting = answers.settings[0] = few
-    begun.training.cluster_changed = True
+    begun.training.branch.setting = answers.settings[0] = few
+    begun.training.branch.cluster_changed = True
 
     def place():
-        begun.training.cluster_changed = False
-        more = replace(begun.training.setting, workers=best)
-        yield from begun.training.change(replace(more, learning_rate=more.learning_rate / len(best)), "machines are back")
+        begun.training.branch.cluster_changed = False
+        more = replace(begun.training.branch.setting, workers=best)
+        yield from begun.training.branch.change(
+            replace(more, learning_rate=more.learning_rate / len(best)), "machines are back"
+        )
 
     answers.run(HeatSearch(begun.training, begun.heat, place).run())
-    assert begun.training.setting.workers == best
-    assert begun.heat.of(begun.training.setting) > 10 * begun.heat.of(few)
+    assert begun.training.branch.setting.workers == best
+    assert begun.heat.of(begun.training.branch.setting) > 10 * begun.heat.of(few)
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -210,7 +213,9 @@ def test_machines_are_chosen_again_after_a_push_where_a_loss_has_prevented_a_cha
 
     answers.refuse = lambda action: isinstance(action, Reconfigure) and answers.now < until
     answers.answer, asked = losing, len(answers.asked)
-    begun.training.newest = replace(begun.training.newest, events=(NodeEvent(answers.now, "n9", "failed"),) * busy)
+    begun.training.model.newest = replace(
+        begun.training.model.newest, events=(NodeEvent(answers.now, "n9", "failed"),) * busy
+    )
     answers.run(begun.placing.place())
     runs = [a.clocks for a in answers.asked[asked:] if isinstance(a, Run)]
     assert (runs[:2] == [1, 1]) == busy
@@ -228,19 +233,21 @@ def test_no_snapshot_holds_machines_that_were_given_back_where_the_cheapest_run_
         replace(made.start, workers=made.start.workers[:-1], loads=(), data_shares=()),
     )
     answers = Answers(made, lambda _setting, clocks: [0.5 if learns else 1.0] * clocks)
-    training.gauge.begin(1.0)
-    training.first = answers.run(training.snapshot())
+    training.model.gauge.begin(1.0)
+    training.snapshots.first = answers.run(training.snapshots.take())
     answers.run(training.run(8))
     answers.run(
-        training.change(fewer, "cheaper") if learns else training.begin_again(fewer, "cheaper, from the untrained model")
+        training.branch.change(fewer, "cheaper")
+        if learns
+        else training.snapshots.begin_again(fewer, "cheaper, from the untrained model")
     )
     answers.run(training.run(8))
-    assert training.setting.workers == fewer.workers
+    assert training.branch.setting.workers == fewer.workers
     freed = {a.branch for a in answers.asked if isinstance(a, Free)}
     held = {name for branch, s in answers.settings.items() if branch not in freed for name in (*s.workers, *s.servers)}
     assert (made.start.workers[-1] in held) is holds
-    assert training.first is not None
-    assert training.first.branch not in freed
+    assert training.snapshots.first is not None
+    assert training.snapshots.first.branch not in freed
 
 
 @pytest.mark.parametrize(("loss", "holds"), [(2.0, True), (1.0, False), (0.5, False)])
@@ -252,13 +259,13 @@ def test_at_a_held_rate_the_untrained_model_is_kept_while_the_loss_is_higher(los
     training = Training(made, SystemModel(made))
     fewer = replace(made.start, workers=made.start.workers[:-1], loads=(), data_shares=())
     answers = Answers(made, lambda _setting, clocks: [loss] * clocks)
-    training.gauge.begin(1.0)
-    training.first = answers.run(training.snapshot())
-    answers.run(training.begin_again(fewer, "cheaper, from the untrained model"))
-    untrained = training.first.branch
+    training.model.gauge.begin(1.0)
+    training.snapshots.first = answers.run(training.snapshots.take())
+    answers.run(training.snapshots.begin_again(fewer, "cheaper, from the untrained model"))
+    untrained = training.snapshots.first.branch
     for _ in range(2):
         answers.run(training.run(8))
-    assert (training.first.branch == untrained) is holds
+    assert (training.snapshots.first.branch == untrained) is holds
 
 
 def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it():
@@ -266,15 +273,15 @@ def test_a_snapshot_on_lost_machines_gets_its_rate_where_the_system_has_put_it()
     training, moved = Training(made, SystemModel(made)), replace(made.start, workers=made.start.workers[:-1])
     lost = made.start.workers[-1]
     answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and lost in a.setting.workers)
-    kept = answers.run(training.snapshot())
+    kept = answers.run(training.snapshots.take())
     losses_of = answers.answer
 
     def survivors(action):
         return replace(losses_of(action), setting=moved) if isinstance(action, Run) else losses_of(action)
 
     answers.answer = survivors
-    answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "cooler"))
-    assert training.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
+    answers.run(training.snapshots.return_to(kept, replace(made.start, learning_rate=0.05), "cooler"))
+    assert training.branch.setting == replace(moved, learning_rate=0.05) == answers.settings[kept.branch]
 
 
 def test_what_is_refused_while_a_loss_is_made_up_for_is_asked_for_again():
@@ -282,12 +289,12 @@ def test_what_is_refused_while_a_loss_is_made_up_for_is_asked_for_again():
     made = of()
     training, busy = Training(made, SystemModel(made)), [True]
     answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
-    answers.run(training.insist(replace(made.start, pull_clocks=2), "taken back", ("pull_clocks",)))
+    answers.run(training.branch.insist(replace(made.start, pull_clocks=2), "taken back", ("pull_clocks",)))
     answers.run(training.run(4))
-    assert training.setting == made.start
+    assert training.branch.setting == made.start
     busy.clear()
-    answers.run(training.change(replace(made.start, learning_rate=0.05), "the next decision"))
-    assert training.setting == replace(made.start, learning_rate=0.05, pull_clocks=2)
+    answers.run(training.branch.change(replace(made.start, learning_rate=0.05), "the next decision"))
+    assert training.branch.setting == replace(made.start, learning_rate=0.05, pull_clocks=2)
     asked = len(answers.changes())
     answers.run(training.run(4))
     assert len(answers.changes()) == asked
@@ -297,10 +304,10 @@ def test_a_later_decision_about_the_same_knob_replaces_what_was_refused():
     made = of()
     training, busy = Training(made, SystemModel(made)), [True]
     answers = Answers(made, flat, refuse=lambda a: isinstance(a, Reconfigure) and bool(busy))
-    answers.run(training.insist(replace(made.start, learning_rate=0.02), "cooler"))
+    answers.run(training.branch.insist(replace(made.start, learning_rate=0.02), "cooler"))
     busy.clear()
-    answers.run(training.change(replace(made.start, learning_rate=0.005), "cooler still"))
-    assert training.setting.learning_rate == 0.005
+    answers.run(training.branch.change(replace(made.start, learning_rate=0.005), "cooler still"))
+    assert training.branch.setting.learning_rate == 0.005
 
 
 def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_it():
@@ -308,7 +315,7 @@ def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_
     made = of()
     training, moved = Training(made, SystemModel(made)), replace(made.start, workers=made.start.workers[:-1])
     answers, ran = Answers(made, flat), []
-    kept = answers.run(training.snapshot())
+    kept = answers.run(training.snapshots.take())
     lost = made.start.workers[-1]
     answers.refuse = lambda a: not ran if isinstance(a, Fork) else isinstance(a, Reconfigure) and lost in a.setting.workers
     answer = answers.answer
@@ -320,7 +327,7 @@ def test_a_model_that_cannot_be_kept_at_once_is_kept_after_the_system_has_moved_
         return answer(action)
 
     answers.answer = survivors
-    assert answers.run(training.return_to(kept, replace(made.start, learning_rate=0.05), "again")) is not None
+    assert answers.run(training.snapshots.return_to(kept, replace(made.start, learning_rate=0.05), "again")) is not None
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -328,12 +335,12 @@ def test_a_snapshot_is_about_as_good_as_the_model_that_was_validated_a_little_ea
     """Of a model of which nothing was known, nothing could be lost: one that blew up later was kept for 4,000 s."""
     made = of()
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
-    training.gauge.begin(1.0)
+    training.model.gauge.begin(1.0)
     answers.show((0.6, 0.5 if validated else None))  # not at the end of the window: by clock 0
     answers.run(training.run(20))
-    kept = answers.run(training.snapshot())
-    assert math.isnan(training.level)
-    assert kept.level == pytest.approx(training.gauge.level(0.5, math.nan)) if validated else math.isnan(kept.level)
+    kept = answers.run(training.snapshots.take())
+    assert math.isnan(training.model.level)
+    assert kept.level == pytest.approx(training.model.gauge.level(0.5, math.nan)) if validated else math.isnan(kept.level)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +370,7 @@ def test_windows_end_at_the_jobs_own_validation_where_evaluations_are_dear(every
         answers.run(training.window())
     asked = answers.asked[1:]
     assert sum(isinstance(a, Evaluate) for a in asked) == evaluates
-    assert math.isfinite(training.level)
+    assert math.isfinite(training.model.level)
     trained = sum(a.clocks for a in asked if isinstance(a, Run)) * training._system.push_seconds(made.start)
     assert trained >= evaluates * seconds
 
@@ -372,7 +379,7 @@ def test_a_branch_that_the_system_is_still_changing_is_run_until_that_is_done():
     """On `preempted` 307 no other branch could run meanwhile: the tuner gave up, and lost machines were not replaced."""
     made = of()
     training, answers, ran = Training(made, SystemModel(made)), Answers(made, flat), []
-    kept = answers.run(training.snapshot())
+    kept = answers.run(training.snapshots.take())
     answers.refuse = lambda a: isinstance(a, Free | Reconfigure) and len(ran) < 2
     answer = answers.answer
 
@@ -383,9 +390,9 @@ def test_a_branch_that_the_system_is_still_changing_is_run_until_that_is_done():
 
     answers.answer = changing
     wanted = replace(made.start, learning_rate=0.05)
-    assert answers.run(training.return_to(kept, wanted, "again")) is not None
+    assert answers.run(training.snapshots.return_to(kept, wanted, "again")) is not None
     assert ran == [0, 0]
-    assert training.branch == kept.branch
+    assert training.branch.number == kept.branch
     assert answers.settings[kept.branch] == wanted
 
 
@@ -402,7 +409,7 @@ def test_while_nothing_is_learned_the_hottest_harmless_rate_is_the_best():
 
     begun, answers = course(made), Answers(made, losses)
     answers.run(begun.find_heat(begun.heat))
-    assert 1.0 < begun.heat.of(begun.training.setting) < 20
+    assert 1.0 < begun.heat.of(begun.training.branch.setting) < 20
     assert begun.hurting > 20
 
 
@@ -426,7 +433,7 @@ def test_the_rise_ends_where_hotter_rates_bring_nothing_more():
     begun, answers = course(made), Answers(made, losses_by_rate(0.2))
     answers.run(begun.find_heat(begun.heat))
     assert max(s.learning_rate for s in answers.changes()) <= 0.81
-    assert begun.training.setting.learning_rate == pytest.approx(0.2)
+    assert begun.training.branch.setting.learning_rate == pytest.approx(0.2)
 
 
 def test_while_windows_bring_little_the_rate_is_quadrupled():
@@ -434,7 +441,7 @@ def test_while_windows_bring_little_the_rate_is_quadrupled():
     begun, answers = course(made), Answers(made, losses_by_rate(0.4))
     answers.run(begun.find_heat(begun.heat))
     assert [s.learning_rate for s in answers.changes()][:2] == pytest.approx([0.05, 0.2])
-    assert begun.training.setting.learning_rate == pytest.approx(0.4)
+    assert begun.training.branch.setting.learning_rate == pytest.approx(0.4)
 
 
 def test_a_rate_at_which_the_model_learns_is_doubled_only():
@@ -464,7 +471,7 @@ def test_half_of_a_rate_that_has_blown_the_model_up_is_not_held():
     begun = course(made)
     answers = Answers(made, lambda setting, clocks: [seen[round(setting.learning_rate, 6)]] * clocks)
     answers.run(begun.find_heat(begun.heat))
-    assert begun.training.setting.learning_rate == pytest.approx(0.2)
+    assert begun.training.branch.setting.learning_rate == pytest.approx(0.2)
     assert begun.useless == pytest.approx(0.4 * stress(made.start))
 
 
@@ -476,7 +483,7 @@ def test_a_rate_is_not_halved_because_the_loss_was_above_the_untrained_one_from_
     begun.gauge.begin(1.0, 0.1)
     answers.show((1.2, 1.2, 0.4), (1.1, 1.1, 0.5), after=(1.2, 1.2, 0.5))
     answers.run(begun.find_heat(begun.heat))
-    assert begun.training.setting.learning_rate == answers.changes()[0].learning_rate  # the second window's
+    assert begun.training.branch.setting.learning_rate == answers.changes()[0].learning_rate  # the second window's
 
 
 @pytest.mark.parametrize("share", [0.01, 10.0])
@@ -490,7 +497,7 @@ def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_win
     answers.answer = lambda action: Evaluation(answers.now, 0, 1.6, 0.5) if isinstance(action, Evaluate) else answer(action)
     search = HeatSearch(begun.training, begun.heat, begun.placing.place_for_much)
     seen = answers.run(begun.training.glance())
-    begun.training.job = replace(made, evaluate_seconds=share * begun.training.newest.seconds)
+    begun.training.job = replace(made, evaluate_seconds=share * begun.training.model.newest.seconds)
     assert search._hurts(seen)
     assert search._hurts(answers.run(search._validated(seen))) == (share > 1)
 
@@ -504,7 +511,7 @@ def test_the_search_ends_where_a_validation_tells_that_the_target_is_reached(rig
     turns = answers.answer
     answers.answer = lambda action: found if isinstance(action, Evaluate) else turns(action)
     answers.run(begun.find_heat(begun.heat))
-    assert begun.training.has_arrived is not goes_on
+    assert begun.training.model.has_arrived is not goes_on
     assert bool(answers.changes()) is goes_on
 
 
@@ -548,8 +555,8 @@ def test_the_job_goes_on_from_the_hottest_windows_if_that_model_is_soon_as_good_
 
     answers.answer = validated
     answers.run(begun.find_heat(begun.heat))
-    assert begun.training.setting.learning_rate == pytest.approx(0.1)  # half of the best: twice of that blew up
-    assert (begun.training.branch == 0) is (windows == 1 and after < young)
+    assert begun.training.branch.setting.learning_rate == pytest.approx(0.1)  # half of the best: twice of that blew up
+    assert (begun.training.branch.number == 0) is (windows == 1 and after < young)
     assert sum(isinstance(a, Run) and a.branch == 0 for a in answers.asked) == 3 + windows
 
 
@@ -581,7 +588,7 @@ def test_the_search_begins_at_a_probable_rate(factor, moved):
     begun, answers = course(made, prior=True), Answers(made, flat)
     answers.run(begun.begin())
     answers.run(begun.measure())
-    assert begun.heat.of(begun.training.setting) == pytest.approx(
+    assert begun.heat.of(begun.training.branch.setting) == pytest.approx(
         median * math.exp(-deviation / 2) if moved else factor * median
     )
     assert any("other jobs" in a.reason for a in answers.asked if isinstance(a, Reconfigure)) is moved
@@ -638,7 +645,7 @@ def test_mini_batches_do_not_choose_a_heat_that_validation_calls_worse():
     answers.show((0.9, 0.9), (0.8, 0.8), (0.7, 0.7), (0.68, 1.2), (0.66, 1.1), after=(5.0, 5.0))
     answers.run(begun.find_heat(begun.heat))
     tried = [s.learning_rate for s in answers.changes()]
-    assert begun.training.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
+    assert begun.training.branch.setting.learning_rate == pytest.approx(tried[1])  # with a loss of 0.7
 
 
 def test_the_first_validation_of_all_does_not_choose_a_heat_that_has_blown_the_model_up():
@@ -655,7 +662,7 @@ def test_policies_are_not_tried_from_the_start_again_because_little_was_learned(
     """Each step down the ladder of policies cost a new start of the job, which one slow window had asked for."""
     made = of(space=(Choice("policy", ("bsp", "asp", "ssp")),), start=replace(job().start, policy="asp"))
     begun, answers = course(made), Answers(made, flat)
-    begun.training.first = answers.run(begun.training.snapshot())
+    begun.training.snapshots.first = answers.run(begun.training.snapshots.take())
     assert isinstance(begun.heat, PolicyHeat)
     answers.run(begun.find_heat(begun.heat))
     assert {s.policy for s in answers.changes()} <= {"asp"}
@@ -680,7 +687,7 @@ def test_a_policy_that_no_knob_names_is_installed_where_a_rate_makes_up_for_stal
     made = replace(made, start=start, space=replace(made.space, base=start))
     begun, answers = course(made), Answers(made, flat)
     answers.run(begun.begin())
-    assert (begun.training.setting.policy == "asp") is installs
+    assert (begun.training.branch.setting.policy == "asp") is installs
     assert any(isinstance(a, Install) for a in answers.asked) is installs
 
 
@@ -733,7 +740,7 @@ def test_a_model_that_is_lost_again_is_not_sent_back_to_the_heat_that_has_lost_i
     """The decades counted from the newest attempt, so every second one was the first heat again."""
     made = of(space=(RATE,), start=replace(job().start, learning_rate=1.0, momentum=0.0))
     begun, answers = course(made), Answers(made, lambda setting, clocks: [1.0] * clocks)
-    begun.training.first = answers.run(begun.training.snapshot())
+    begun.training.snapshots.first = answers.run(begun.training.snapshots.take())
     answer = answers.answer
 
     def ending(action):
@@ -826,10 +833,10 @@ def test_a_job_whose_machine_is_about_to_leave_is_moved_although_that_gains_noth
     made = of(space=tuple(Choice(f"role/{n.name}", ("worker", "server", "both", "idle")) for n in job().nodes))
     begun, answers = course(made), Answers(made, flat)
     answers.run(begun.placing.measure())
-    begun.training.available -= {made.start.workers[-1]}
+    begun.training.branch.available -= {made.start.workers[-1]}
     answers.run(begun.placing.place())
     assert answers.changes()
-    assert made.start.workers[-1] not in begun.training.setting.workers
+    assert made.start.workers[-1] not in begun.training.branch.setting.workers
 
 
 @pytest.mark.parametrize(("pace", "windows"), [(1.0, 0), (1.4, 0), (3.0, 1), (0.5, 1)])
@@ -897,7 +904,7 @@ def test_a_change_of_the_system_is_judged_by_pushes_that_began_after_it():
     begun, answers = course(made), Answers(made, flat)
     answers.run(begun.placing.measure())
     asked = len(answers.asked)
-    begun.training._placed_seconds = answers.now + math.ceil(1.5 * len(made.start.workers))  # it takes so long
+    begun.training.branch.placed_seconds = answers.now + math.ceil(1.5 * len(made.start.workers))  # it takes so long
     answers.run(begun.placing.measure())
     assert len(answers.asked) == asked + 2
 
@@ -915,8 +922,10 @@ def test_the_heat_that_is_held_follows_the_job_to_other_machines():
     made = of(space=(RATE,))
     begun, answers = course(made), Answers(made, flat)
     moved = replace(made.start, workers=made.start.workers[:-1], learning_rate=0.2)
-    holding = Holding(begun.training, begun.heat, RuleParts(), lambda: begun.training.change(moved, "a machine has left"))
-    begun.training.cluster_changed = True
+    holding = Holding(
+        begun.training, begun.heat, RuleParts(), lambda: begun.training.branch.change(moved, "a machine has left")
+    )
+    begun.training.branch.cluster_changed = True
     answers.run(holding.window())
     assert holding.held == holding.top
     assert holding.held.workers == moved.workers
@@ -930,22 +939,22 @@ def test_a_target_that_is_reached_is_held_until_the_job_validates(found, holds):
     made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
     training, held = begun.training, made.start.learning_rate
-    training._check_clocks, training.pushes = 1000, 300
+    training.model.check_clocks, training.model.pushes = 1000, 300
     answers.show(after=(0.5, None), evaluated=found)
     holding = Holding(training, begun.heat, RuleParts(), begun.placing.place)
     answers.run(holding.window())
-    assert training.has_arrived == holds
+    assert training.model.has_arrived == holds
     asked, answer = len(answers.asked), answers.answer
 
     def validating(action):
         made = answer(action)
-        due = isinstance(action, Run) and training.pushes + action.clocks == 1000
+        due = isinstance(action, Run) and training.model.pushes + action.clocks == 1000
         return replace(made, evaluations=(Evaluation(made.end_seconds, 1000, 0.2, math.nan),)) if due else made
 
     answers.answer = validating
     answers.run(holding._hold_the_target())
     assert [s.learning_rate for s in answers.changes()] == pytest.approx([held / 10, held])
-    assert training.pushes == 1000
+    assert training.model.pushes == 1000
     runs = [a.clocks for a in answers.asked[asked:] if isinstance(a, Run)]
     assert len(runs) > 1  # machines may come and go meanwhile
 
@@ -954,7 +963,7 @@ def test_a_target_that_is_reached_is_not_evaluated_again_while_the_job_may_valid
     """Evaluations of 9 s followed windows of 15 s for 300 s, as it was not known after how many pushes the job validates."""
     made = of(space=(RATE,), start=replace(job().start, momentum=0.0), evaluate_seconds=0.0)
     training, answers = Training(made, SystemModel(made)), Answers(made, flat)
-    training.gauge.begin(1.0)
+    training.model.gauge.begin(1.0)
     for _ in range(3):
         answers.run(training.toward_validation())
     assert [type(a) for a in answers.asked] == [Run] * 3
@@ -989,10 +998,10 @@ def test_all_workers_wait_for_each_other_where_that_takes_no_time(space, slower,
     before = begun.heat.expected
     answers.run(begun.placing.wait())
     assert any(s.policy == "bsp" for s in answers.changes()) is tried
-    assert begun.training.setting == (replace(start, policy="bsp") if stays else start)
+    assert begun.training.branch.setting == (replace(start, policy="bsp") if stays else start)
     assert begun.heat.expected == before
     if stays:  # the same rate is less hot
-        hot = begun.heat.of(begun.training.setting)
+        hot = begun.heat.of(begun.training.branch.setting)
         assert hot == pytest.approx(begun.heat.of(start) / len(start.workers) ** 0.5)
         assert begun.training.usual_push_seconds == begun.training.push_seconds
 
@@ -1004,7 +1013,7 @@ def test_a_first_validation_that_is_worse_than_the_untrained_model_is_not_better
     begun.gauge.begin(1.0)
     answers.show((0.99, None), (1.5, 1.4), (3.0, 2.9))
     answers.run(begun.find_heat(begun.heat))
-    assert begun.training.setting.learning_rate <= made.start.learning_rate
+    assert begun.training.branch.setting.learning_rate <= made.start.learning_rate
 
 
 @pytest.mark.parametrize(("trained", "goes_on"), [(0.4, True), (0.69, False), (1.0, False)])
@@ -1037,7 +1046,7 @@ def test_the_rate_follows_the_mini_batch_that_is_chosen():
     answers.answer = quick
     answers.run(begun.placing.measure())
     answers.run(begun.placing.place())
-    chosen = begun.training.setting
+    chosen = begun.training.branch.setting
     assert (made.start.batch_size, chosen.batch_size) == (4, 16)
     assert chosen.learning_rate == pytest.approx(made.start.learning_rate * 2)  # the square root of four times the samples
     assert begun.heat.of(chosen) == pytest.approx(begun.heat.of(made.start))
@@ -1083,14 +1092,14 @@ def test_where_nothing_is_learned_under_a_held_rate_the_job_goes_on_as_it_began(
     made = of(space=knobs, start=replace(job().start, batch_size=4, loads=(), momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
     noisy_validations(made, answers, lambda setting: 5.0 if setting.batch_size == 16 else 0.5)
-    begun.training.first = answers.run(begun.training.snapshot())
-    answers.run(begun.training.change(replace(made.start, batch_size=16), "a choice of the system"))
+    begun.training.snapshots.first = answers.run(begun.training.snapshots.take())
+    answers.run(begun.training.branch.change(replace(made.start, batch_size=16), "a choice of the system"))
     with pytest.raises(JobOver):
         answers.run(begun.learn(begun.heat))
     assert [
         a.setting.batch_size for a in answers.asked if isinstance(a, Reconfigure) and "as the job began" in a.reason
     ] == [4]
-    assert begun.training.setting.batch_size == 4
+    assert begun.training.branch.setting.batch_size == 4
     assert begun.placing.stays
 
 
@@ -1100,10 +1109,10 @@ def test_a_start_that_had_all_workers_wait_is_gone_back_to(policy, staleness, ag
     start = replace(job().start, policy=policy, staleness=staleness, loads=())
     made = of(space=(Choice("policy", ("bsp", "asp")),), start=start, installs_policies=True)
     begun, answers = course(made), Answers(made, flat)
-    begun.training.first = answers.run(begun.training.snapshot())
-    answers.run(begun.training.change(replace(start, policy="asp", staleness=0), "nobody waits"))
+    begun.training.snapshots.first = answers.run(begun.training.snapshots.take())
+    answers.run(begun.training.branch.change(replace(start, policy="asp", staleness=0), "nobody waits"))
     assert answers.run(begun.as_begun()) is again
-    assert begun.training.setting.policy == (policy if again else "asp")
+    assert begun.training.branch.setting.policy == (policy if again else "asp")
 
 
 def test_a_model_that_has_died_begins_again_as_the_job_began_where_mini_batches_and_local_steps_are_free():
@@ -1112,7 +1121,7 @@ def test_a_model_that_has_died_begins_again_as_the_job_began_where_mini_batches_
     made = of(space=knobs, start=replace(job().start, batch_size=4, loads=()))
     begun, answers = course(made), Answers(made, flat)
     answers.run(begun.keep_untrained())
-    answers.run(begun.training.change(replace(made.start, local_steps=2), "a choice of the system"))
+    answers.run(begun.training.branch.change(replace(made.start, local_steps=2), "a choice of the system"))
     answers.show(*[(1.0, 1.0)] * 3, (0.6, 0.6), after=(1.0, 1.0))
     refuse, answers.refuse = answers.refuse, lambda action: len(answers.asked) > 80 or refuse(action)
     with pytest.raises(JobOver):
@@ -1136,7 +1145,7 @@ def test_where_only_places_are_free_a_model_is_given_up_after_ten_validations_wi
         return replace(found, evaluations=(Evaluation(answers.now, action.clocks, 1.0, math.nan),), status=over)
 
     answers.answer = validated
-    begun.training.first = answers.run(begun.training.snapshot())
+    begun.training.snapshots.first = answers.run(begun.training.snapshots.take())
     with pytest.raises(JobOver):
         answers.run(begun.go_on())
     first = next(i for i, a in enumerate(answers.asked) if isinstance(a, Reconfigure) and "nothing was learned" in a.reason)
@@ -1156,7 +1165,7 @@ def test_a_level_that_stands_still_in_the_last_quarter_has_not_done_so_in_half_o
 def test_a_heat_that_is_cooled_is_held_for_a_share_of_the_jobs_time(began, windows):
     """Late in a job, cooling by halves, window by window, was over before anything was shed: `learning` 306 missed."""
     holding, answers = holding_of([-0.5, -0.6, -0.7, -0.8])
-    answers.now = holding._training.seconds = began
+    answers.now = holding._training.branch.seconds = began
     answers.run(holding._shed(holding.held, "now", -9.0))
     runs = [isinstance(a, Run) for a in answers.asked]
     first, second, *_ = (at for at, a in enumerate(answers.asked) if isinstance(a, Reconfigure))
@@ -1168,10 +1177,10 @@ def test_where_no_drift_is_left_the_job_goes_on_as_hot_as_it_ever_served_after_c
     holding, answers = holding_of([0.0] * 4)
     answer = answers.answer
     answers.answer = lambda a: Evaluation(answers.now, 0, cooled, math.nan) if isinstance(a, Evaluate) else answer(a)
-    holding._kept = answers.run(holding._training.snapshot())
+    holding._kept = answers.run(holding._training.snapshots.take())
     answers.run(holding._cool(0.0, -9.0, "no drift is left", stop=True))
     assert not holding.ended
-    assert holding.held == holding.top == holding._training.setting
+    assert holding.held == holding.top == holding._training.branch.setting
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -1200,10 +1209,10 @@ def test_a_start_that_spoils_the_model_is_left_from_the_untrained_one():
     median = course(made, prior=True).heat.expected.median
     made = replace(made, start=replace(made.start, learning_rate=1.5 * median / stress(made.start)))
     begun, answers = course(made, prior=True), Answers(made, lambda setting, clocks: [9.0] * clocks)
-    begun.training.first = kept = answers.run(begun.training.snapshot())
+    begun.training.snapshots.first = kept = answers.run(begun.training.snapshots.take())
     answers.run(begun.measure())
-    assert begun.training.branch == kept.branch
-    assert begun.heat.of(begun.training.setting) == pytest.approx(1.5 / 4 * median)
+    assert begun.training.branch.number == kept.branch
+    assert begun.heat.of(begun.training.branch.setting) == pytest.approx(1.5 / 4 * median)
 
 
 @pytest.mark.parametrize(
@@ -1316,7 +1325,7 @@ def test_the_untrained_loss_is_known_where_a_loss_of_machines_took_every_first_m
     seen = window(made, [2.0] * len(made.start.workers) + [1.0])
     with pytest.raises(StopIteration):
         steps.send(replace(seen, pushes=seen.pushes._replace(clock=seen.pushes.clock + 1)))
-    assert training.gauge.untrained == 2.0
+    assert training.model.gauge.untrained == 2.0
 
 
 def test_what_waited_behind_the_last_push_of_a_leaver_does_not_count_against_a_placement():
@@ -1324,7 +1333,7 @@ def test_what_waited_behind_the_last_push_of_a_leaver_does_not_count_against_a_p
     made = job()
     *stay, gone = made.start.workers
     training = Training(made, SystemModel(made))
-    training.setting = replace(made.start, workers=tuple(stay), loads=(), data_shares=())
+    training.branch.setting = replace(made.start, workers=tuple(stay), loads=(), data_shares=())
 
     def run(found):
         steps = training.run(len(found.pushes.loss))
@@ -1336,7 +1345,7 @@ def test_what_waited_behind_the_last_push_of_a_leaver_does_not_count_against_a_p
     assert not training.measured  # all pulls began before the last push of `gone` arrived
     run(window(made, [2.0] * 4, [6, 7, 8, 9], start=5.0, workers=stay, pull=0.1))
     assert training.measured
-    fast = training._system.push_seconds(training.setting)
+    fast = training._system.push_seconds(training.branch.setting)
     run(window(made, [2.0] * 4, [10, 11, 12, 13], start=9.0, workers=stay, pull=5.0))  # that is what these take: it counts
     assert training.measured
-    assert training._system.push_seconds(training.setting) > fast
+    assert training._system.push_seconds(training.branch.setting) > fast

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.toy import job
 from tuners.actions import Setting
-from tuners.joint.heat import MomentumHeat, PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, outer_heat, stress
+from tuners.joint.learning.heat import MomentumHeat, PolicyHeat, RateHeat, WorkerHeat, as_hot, heat, outer_heat, stress
 from tuners.settings import Choice, Integer, Real
 
 RATE = Real("learning_rate", 0.001, 1.0, log=True)

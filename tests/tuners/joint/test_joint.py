@@ -14,7 +14,7 @@ from tests.support.toy import job
 from tuners.actions import Target
 from tuners.applicability import nothing_to_tune
 from tuners.joint import joint
-from tuners.joint.learning_model import Gauge, over_fitted, slope, spread, stopped
+from tuners.joint.models.learning_model import Gauge, over_fitted, slope, spread, stopped
 from tuners.testing import check_tuner
 
 

@@ -13,7 +13,7 @@ from tests.tuners.joint.test_decisions import Answers, course
 from tests.tuners.joint.test_joint import fixed
 from tuners.actions import Cost, Reconfigure, Run
 from tuners.joint import joint
-from tuners.joint.heat import CopyHeat, fresh
+from tuners.joint.learning.heat import CopyHeat, fresh
 from tuners.joint.other_knobs import OtherKnobs, expected_of_quorum, progress
 from tuners.settings import Choice, Integer, Real
 
@@ -178,7 +178,7 @@ def test_a_quorum_stays_where_the_rate_is_held(knobs, policy):
     of = replace(of, start=replace(of.start, workers=tuple(n.name for n in of.nodes[:3])))
     begun, answers = course(of), Answers(of, lambda setting, clocks: [1.0] * clocks)
     answers.run(begun.begin())
-    assert begun.training.setting.policy == policy
+    assert begun.training.branch.setting.policy == policy
 
 
 @pytest.mark.slow

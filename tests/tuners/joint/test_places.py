@@ -12,13 +12,13 @@ from tests.support.toy import job, window
 from tests.tuners.joint.test_decisions import RATE, Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
-from tuners.joint.candidates import RoleSearch
-from tuners.joint.checkpoints import first_checkpoint_seconds, with_checkpoints
-from tuners.joint.machine_losses import MachineLosses
+from tuners.joint.machines.candidates import RoleSearch
+from tuners.joint.machines.checkpoints import first_checkpoint_seconds, with_checkpoints
+from tuners.joint.models.machine_losses import MachineLosses
+from tuners.joint.models.shares import Shares
+from tuners.joint.models.system_model import SystemModel
+from tuners.joint.models.tables import BlockModel
 from tuners.joint.other_knobs import OtherKnobs
-from tuners.joint.shares import Shares
-from tuners.joint.system_model import SystemModel
-from tuners.joint.tables import BlockModel
 from tuners.prices import Prices
 from tuners.settings import Choice, Integer, Real
 
@@ -81,9 +81,9 @@ def test_no_move_of_blocks_makes_a_job_that_is_over_soon_much_longer(trained_sec
     """After 3 s, a job that took 88 s without it began a move of 193 s, because a fifth of its budget seemed to be left."""
     of = replace(tables(), model_bytes=1e9)
     begun, answers = course(of), Answers(of, flat)
-    begun.training.newest = served(of, HOT)
+    begun.training.model.newest = served(of, HOT)
     begun.placing.learn_blocks()
-    begun.training.seconds = trained_seconds
+    begun.training.branch.seconds = trained_seconds
     answers.run(begun.placing.place())
     assert bool(answers.changes()) is moves
 
@@ -186,7 +186,7 @@ def test_the_cheapest_run_gives_dear_machines_back():
         begun, answers = course(of), Answers(of, flat)
         answers.run(begun.placing.measure())
         answers.run(begun.placing.place())
-        chosen[minimise] = {*begun.training.setting.workers, *begun.training.setting.servers}
+        chosen[minimise] = {*begun.training.branch.setting.workers, *begun.training.branch.setting.servers}
     assert names[-1] in chosen["seconds"]
     assert names[-1] not in chosen["usd"]
 
@@ -239,8 +239,8 @@ def test_machines_that_are_back_are_used_again_where_roles_are_held():
     held = replace(plain, space=replace(plain.space, knobs=(Real("checkpoint_seconds", 1.0, 1e4, log=True),)))
     begun, answers = course(replace(held, budget_seconds=1e5)), Answers(held, flat)
     answers.run(begun.placing.measure())
-    begun.training.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
-    begun.training.cluster_changed = True
+    begun.training.branch.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
+    begun.training.branch.cluster_changed = True
     answers.run(begun.placing.place_anew())
     assert answers.settings[0].workers == plain.start.workers
 
@@ -305,10 +305,10 @@ def test_what_is_learned_until_the_first_checkpoint_counts(trained, is_left):
     begun, answers = course(of, prior=True), Pausing(of)
     answers.losses = lambda setting, clocks: [1.0] * 10 + [trained] * (clocks - 10)
     answers.run(begun.await_checkpoint())
-    assert begun.training.pushes == round(first_checkpoint_seconds(of, MachineLosses(of))) > 20
+    assert begun.training.model.pushes == round(first_checkpoint_seconds(of, MachineLosses(of))) > 20
     answers.run(begun.begin())
-    assert (begun.training.setting.learning_rate < hot) is is_left
-    assert (begun.training.pushes == 0) is is_left  # again from the untrained model
+    assert (begun.training.branch.setting.learning_rate < hot) is is_left
+    assert (begun.training.model.pushes == 0) is is_left  # again from the untrained model
 
 
 def test_no_interval_is_asked_for_again_while_the_same_servers_are_away():
@@ -362,13 +362,13 @@ def test_machines_that_are_soon_lost_again_are_not_worth_a_change():
     held = replace(plain, space=replace(plain.space, knobs=(Real("checkpoint_seconds", 1.0, 1e4, log=True),)))
     begun, answers = course(replace(held, budget_seconds=1e5)), Answers(held, flat)
     answers.run(begun.placing.measure())
-    begun.training.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
+    begun.training.branch.setting = answers.settings[0] = replace(plain.start, workers=plain.start.workers[:-1])
     lost = plain.start.workers[-1]
     now = begun.training.seconds
     soon = [NodeEvent(now * share, lost, "failed") for share in np.linspace(0.1, 0.9, 9)]
-    begun.training.machine_losses.see(replace(begun.training.newest, events=tuple(soon)))
-    begun.training.change_seconds = now / 5
-    begun.training.cluster_changed = True
+    begun.training.machine_losses.see(replace(begun.training.model.newest, events=tuple(soon)))
+    begun.training.branch.change_seconds = now / 5
+    begun.training.branch.cluster_changed = True
     answers.run(begun.placing.place_anew())
     assert not answers.changes()
 
@@ -425,8 +425,8 @@ def test_where_a_push_takes_longer_than_a_mini_batch_workers_take_more_local_ste
     begun = course(of)
     answers.run(begun.placing.measure())
     answers.run(begun.placing.place())
-    assert (begun.training.setting.local_steps > 4) is more
-    assert (begun.training.setting.local_steps == 1) is not more
+    assert (begun.training.branch.setting.local_steps > 4) is more
+    assert (begun.training.branch.setting.local_steps == 1) is not more
 
 
 def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
@@ -434,10 +434,10 @@ def test_a_start_of_many_local_steps_takes_few_until_their_time_is_known():
     of, answers = slow_link(1.0, steps=16)
     begun = course(of, prior=True)
     answers.run(begun.begin())
-    assert begun.training.setting.local_steps == 8
-    assert begun.training.setting.outer_rate == 1.5  # as far as the knob reaches: there is no outer momentum
+    assert begun.training.branch.setting.local_steps == 8
+    assert begun.training.branch.setting.outer_rate == 1.5  # as far as the knob reaches: there is no outer momentum
     answers.run(begun.placing.measure())
-    seconds = [begun.system.push_seconds(replace(begun.training.setting, local_steps=n)) for n in (8, 16)]
+    seconds = [begun.system.push_seconds(replace(begun.training.branch.setting, local_steps=n)) for n in (8, 16)]
     assert (seconds[1] - seconds[0]) * len(of.start.workers) == pytest.approx(8.0, rel=0.2)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.training.learn_rates import fastest
-from tuners.joint.heat import Expected, rate_prior
+from tuners.joint.learning.heat import Expected, rate_prior
 
 
 def test_the_prior_that_ships_expects_a_rate_in_the_upper_decades_of_its_range():

@@ -12,8 +12,8 @@ from tests.support.toy import job, window
 from tests.tuners.joint.test_joint import fixed
 from tuners.actions import ServerWindow
 from tuners.joint import joint
-from tuners.joint.shares import Shares
-from tuners.joint.system_model import SystemModel
+from tuners.joint.models.shares import Shares
+from tuners.joint.models.system_model import SystemModel
 from tuners.settings import Choice, Integer, Real
 
 

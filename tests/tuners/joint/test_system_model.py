@@ -10,7 +10,7 @@ from harness.scenario import scenario
 from tests.support.toy import job as toy_job
 from tests.support.toy import window
 from tuners.actions import Run
-from tuners.joint.system_model import SystemModel
+from tuners.joint.models.system_model import SystemModel
 
 
 def per_push(found, setting):

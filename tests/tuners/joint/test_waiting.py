@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.toy import job, window
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Install, Reconfigure, Run
-from tuners.joint.system_model import SystemModel
-from tuners.joint.training import Training
-from tuners.joint.waiting import Waiting, clearly_falls, data_differ, left_out, stands_still
+from tuners.joint.job.training import Training
+from tuners.joint.learning.waiting import Waiting, clearly_falls, data_differ, left_out, stands_still
+from tuners.joint.models.system_model import SystemModel
 from tuners.settings import Choice
 
 FOUR = ("n0", "n1", "n2", "n3")
@@ -74,7 +74,7 @@ def refused():
 
 def waiting(made, as_begun=refused):
     training = Training(made, SystemModel(made))
-    training.gauge.begin(3.0)
+    training.model.gauge.begin(3.0)
     return Waiting(made, training, lambda: iter(()), as_begun)
 
 
@@ -127,7 +127,7 @@ def test_data_of_a_seldom_worker_are_left_out_where_its_losses_rise_while_the_ot
 
 @pytest.mark.parametrize(("value", "needed"), [(0.85, True), (0.7, False)])
 def test_data_are_needed_where_the_target_is_out_of_reach_without_them(value, needed):
-    gauge = Training(held(), SystemModel(held())).gauge
+    gauge = Training(held(), SystemModel(held())).model.gauge
     gauge.target = replace(gauge.target, metric="accuracy", value=value)
     gauge.begin(math.log(10), 0.1)
     assert gauge.needs(0.25) == needed
@@ -189,8 +189,8 @@ def test_a_policy_that_no_knob_names_is_installed_and_left_again():
 
     def change():
         for wanted in steps:
-            yield from training.change(wanted, "because")
-            assert training.setting == wanted
+            yield from training.branch.change(wanted, "because")
+            assert training.branch.setting == wanted
 
     with pytest.raises(StopIteration):
         learns.play(change(), 10)

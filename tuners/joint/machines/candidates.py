@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tuners.actions import Job, Setting
-from tuners.joint.shares import Shares
-from tuners.joint.training import Training
+from tuners.joint.job.training import Training
+from tuners.joint.models.shares import Shares
 from tuners.settings import Choice, Node
 
 __all__ = ["Candidates", "RoleSearch", "highest", "lowest", "options"]
@@ -42,8 +42,8 @@ class Candidates:
         """
         places, sizes = [p for p in self._placements() if len(p.workers) <= most_workers], list(self._kinds())
         if not places:
-            return self._training.setting
-        now = self._training.setting
+            return self._training.branch.setting
+        now = self._training.branch.setting
         if len(places) * len(sizes) <= _MOST:
             made = [made for place in places for size in sizes for made in self._made(place, size)]
             return max((*made, now) if self._shares.is_free else made, key=value)
@@ -60,7 +60,7 @@ class Candidates:
 
     def _kinds(self) -> Iterator[dict[str, Any]]:
         """What else the system model chooses: bits, mini-batches, threads, local steps."""
-        space, now = self._job.space, self._training.setting
+        space, now = self._job.space, self._training.branch.setting
         bits = options(space.knob("transfer_bits")) or [now.transfer_bits]
         # Where loads are weights, they share out one batch, whatever the size of a mini-batch is called.
         sizes = [now.batch_size] if space.whole_batch else _sizes(space.knob("batch_size"), now.batch_size)
@@ -73,13 +73,13 @@ class Candidates:
         """Numbers of local steps, each about 1.4 times as many as the one before; the present one where none are free."""
         knob = self._job.space.knob("local_steps")
         if knob is None:
-            return [self._training.setting.local_steps]
+            return [self._training.branch.setting.local_steps]
         most = int(math.log2(highest(knob)) * 2)
         return sorted({int(knob.nearest(2 ** (half / 2))) for half in range(most + 1)})
 
     def _placements(self) -> Iterator[Setting]:
         """The present setting with other roles, as far as these are free, on machines that are there."""
-        now, names = self._training.setting, [n.name for n in self._job.nodes]
+        now, names = self._training.branch.setting, [n.name for n in self._job.nodes]
         count = self._job.space.knob("worker_count")
         found: Iterable[Setting] = ()
         if count is not None:
@@ -91,12 +91,16 @@ class Candidates:
             start = self._job.start
             found = (replace(now, workers=start.workers, servers=start.servers, model_shares=start.model_shares),)
         for setting in (now, *found):
-            if setting.workers and setting.servers and {*setting.workers, *setting.servers} <= self._training.available:
+            if (
+                setting.workers
+                and setting.servers
+                and {*setting.workers, *setting.servers} <= self._training.branch.available
+            ):
                 yield setting
 
     def _splits(self) -> Iterator[Setting]:
         """Every number of workers of each type of machine; the other machines serve, as much as their NICs carry."""
-        now, nodes = self._training.setting, [n for n in self._job.nodes if n.name in self._training.available]
+        now, nodes = self._training.branch.setting, [n for n in self._job.nodes if n.name in self._training.branch.available]
         # Present workers first and servers last, so that as few machines as possible change their role.
         order = sorted(nodes, key=lambda n: (n.name in now.servers, n.name not in now.workers))
         kinds = [[n for n in order if n.type == kind] for kind in dict.fromkeys(n.type for n in nodes)]

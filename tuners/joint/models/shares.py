@@ -1,6 +1,6 @@
 """Shares of a setting whose roles are chosen: samples of each device, parts of the data, and of the model.
 
-Each has a best value in closed form, so nothing is searched (`tuners.joint.candidates` balances every setting that it
+Each has a best value in closed form, so nothing is searched (`machines.candidates` balances every setting that it
 compares). What is free is chosen so that all machines take equally long:
 
 * Shares of the model in proportion to what the servers serve per second, as Cruise's placement has them.
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tuners.actions import Job, Setting
-from tuners.joint.system_model import SystemModel, waits
+from tuners.joint.models.system_model import SystemModel, waits
 from tuners.settings import Integer, shared_out
 from tuners.space import share_batch
 

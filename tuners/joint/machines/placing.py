@@ -13,14 +13,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tuners.actions import Job, Setting
-from tuners.joint.candidates import Candidates, RoleSearch, lowest, options
-from tuners.joint.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
-from tuners.joint.holding import RuleParts
-from tuners.joint.shares import Shares
-from tuners.joint.system_model import SystemModel, waits
-from tuners.joint.tables import BlockModel
-from tuners.joint.training import Snapshot, Steps, Training, machines_of
-from tuners.joint.waiting import data_differ
+from tuners.joint.job.running_branch import machines_of
+from tuners.joint.job.snapshots import Snapshot
+from tuners.joint.job.steps import Steps
+from tuners.joint.job.training import Training
+from tuners.joint.learning.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
+from tuners.joint.learning.holding import RuleParts
+from tuners.joint.learning.waiting import data_differ
+from tuners.joint.machines.candidates import Candidates, RoleSearch, lowest, options
+from tuners.joint.models.shares import Shares
+from tuners.joint.models.system_model import SystemModel, waits
+from tuners.joint.models.tables import BlockModel
 from tuners.reasons import counted, machines
 
 __all__ = ["CHANGE_SECONDS", "LEFT_SHARE", "WORTH", "Placing"]
@@ -76,7 +79,7 @@ class Placing:
 
     def measure(self) -> Steps[None]:
         """Train until pushes were measured that began under the present setting; in vain, twice as long at the most."""
-        setting = self._training.setting
+        setting = self._training.branch.setting
         clocks = math.ceil((1.0 if waits(setting) else 1.5) * len(setting.workers))
         yield from self._training.run(clocks)
         # First cycles that began with another number of local steps do not count.
@@ -87,8 +90,8 @@ class Placing:
 
     def learn_blocks(self) -> None:
         """Take in what the newest window tells of the servers' loads by blocks of embedding tables."""
-        if self._training.newest is not None:
-            self._tables.learn(self._training.setting, self._training.newest)
+        if self._training.model.newest is not None:
+            self._tables.learn(self._training.branch.setting, self._training.model.newest)
 
     def place(self) -> Steps[None]:
         """Choose what the system model says is best, once it knows the machines; take it back if it is worse.
@@ -101,7 +104,7 @@ class Placing:
 
     def place_anew(self) -> Steps[None]:
         """Choose again: machines have come or gone, or have become slower or faster."""
-        if self._training.cluster_changed and self.heat is not None:
+        if self._training.branch.cluster_changed and self.heat is not None:
             yield from self.measure()
         self._training.usual_push_seconds = self._training.push_seconds
         yield from self.place()
@@ -109,59 +112,61 @@ class Placing:
     def place_for_much(self) -> Steps[None]:
         """Choose again while heat is searched, which pushes that verify a choice hold up: only for much more progress."""
         training = self._training
-        if not (self._system.knows and self.places_are_free) or training.diverged:
+        if not (self._system.knows and self.places_are_free) or training.model.diverged:
             return
-        if self._worth(self.best(self.most_workers)) > _MUCH * self._worth(training.setting):
+        if self._worth(self.best(self.most_workers)) > _MUCH * self._worth(training.branch.setting):
             yield from self.place()
 
     def _choose(self) -> Steps[bool]:
         """Make one choice; whether it is kept, and far from what the system model had predicted."""
         training = self._training
-        training.cluster_changed = False
-        if training.diverged or not self._parts.system_model:
+        branch, model = training.branch, training.model
+        branch.cluster_changed = False
+        if model.diverged or not self._parts.system_model:
             return False
         if self._job.blocks:
             yield from self._place_blocks()
             return False
         if not (self.places_are_free or self.lacks_machines):
             return False
-        before, usual = training.setting, training.usual_push_seconds
+        before, usual = branch.setting, training.usual_push_seconds
         choice = self._weighed()
         if choice is None:
             return False
         if not (yield from self._made(choice)):
             # While the system makes up for a loss, no change is accepted. What remains may be so slow that a window takes
             # longer than all of the rest would on other machines.
-            if not (training.cluster_changed or (training.newest is not None and training.newest.events)):
+            if not (branch.cluster_changed or (model.newest is not None and model.newest.events)):
                 return False
             yield from training.run(1, "machines come and go: choose again after a push")
-            training.cluster_changed = True
-            return not training.diverged
+            branch.cluster_changed = True
+            return not model.diverged
         predicted = self._worth(choice.setting)
         yield from self.measure()
-        seen = self._worth(training.setting)
-        if training.diverged or training.cluster_changed:
+        seen = self._worth(branch.setting)
+        if model.diverged or branch.cluster_changed:
             return False
         if seen < choice.before_worth and not choice.stranded:
             times = seen / choice.before_worth
             why = f"taken back: {times:.2f} times the progress per {self._unit} of {self._words(before)}"
-            yield from training.change(before, why)
+            yield from branch.change(before, why)
             training.usual_push_seconds = usual
             return False
         return seen < _AS_PREDICTED * predicted
 
     def _weighed(self) -> _Choice | None:
         """The best system for the rest of the job; None where a change to it is not worth its cost and its risk."""
-        training, before = self._training, self._training.setting
+        training, before = self._training, self._training.branch.setting
+        branch = training.branch
         here, best = self._worth(before), self.best(self.most_workers)
         # The mean of one batch bears the same rate, whoever computes how much of it.
-        best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, training.chosen)
+        best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, branch.chosen)
         gain = self._worth(best) / here if here > 0 else math.inf
-        left, cost = self.seconds_left(), training.change_seconds or CHANGE_SECONDS
+        left, cost = self.seconds_left(), branch.change_seconds or CHANGE_SECONDS
         lasts = min(left, training.machine_losses.lifetime_seconds(machines_of(best) - machines_of(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
-        stranded = not training.available.issuperset(machines_of(before))  # no other change is accepted then
+        stranded = not branch.available.issuperset(machines_of(before))  # no other change is accepted then
         if best == before or not ((worth and not self.stays) or stranded):
             return None
         why = (
@@ -176,18 +181,18 @@ class Placing:
 
     def _made(self, choice: _Choice) -> Steps[bool]:
         """Change to what was chosen; whether the branch now runs under it."""
-        training, before, best = self._training, self._training.setting, choice.setting
+        training, before, best = self._training, self._training.branch.setting, choice.setting
         # Also given up is what more workers than may learn have made of the model.
         first, self._placed = not self._placed or len(before.workers) > self.most_workers, True
         fewer = self.heat is None and len(best.workers) < len(before.workers)
-        anew = first and not training.has_learned and (fewer or training.saves_usd)
+        anew = first and not training.model.has_learned and (fewer or training.saves_usd)
         if self._even is None and self.shares.is_less_even(best, before) and not self._job.target.counts:
-            self._even = yield from training.snapshot()
-        if anew and training.first is not None:
+            self._even = yield from training.snapshots.take()
+        if anew and training.snapshots.first is not None:
             # It loses nothing, and staleness may have spoilt it for good; or its snapshot would hold machines.
-            yield from training.begin_again(best, f"{choice.why}; from the untrained model")
-            return training.setting == best
-        return (yield from training.change(best, choice.why))
+            yield from training.snapshots.begin_again(best, f"{choice.why}; from the untrained model")
+            return training.branch.setting == best
+        return (yield from training.branch.change(best, choice.why))
 
     @property
     def places_are_free(self) -> bool:
@@ -197,13 +202,13 @@ class Placing:
     @property
     def lacks_machines(self) -> bool:
         """Whether machines of the start are gone, or are back and not used again."""
-        start, now = self._job.start, self._training.setting
+        start, now = self._job.start, self._training.branch.setting
         return not self.places_are_free and (set(start.workers), set(start.servers)) != (set(now.workers), set(now.servers))
 
     def _place_blocks(self) -> Steps[None]:
         """Move hot blocks of embedding tables to machines that have less to do, as many as save more time than they take."""
         training, left = self._training, self.seconds_left()
-        found = self._tables.best(training.setting, left)
+        found = self._tables.best(training.branch.setting, left)
         # How long the job lasts is hardly known, so no move may make one that is over soon more than three times as long.
         if found is None or found.gain <= WORTH or found.cost_seconds > _SOON * training.seconds:
             return
@@ -213,7 +218,7 @@ class Placing:
             f"this takes {found.cost_seconds:.0f} s"
         )
         began = training.seconds
-        if (yield from training.change(found.setting, why)):
+        if (yield from training.branch.change(found.setting, why)):
             self._tables.moved(found, training.seconds - began)
             yield from self.measure()
 
@@ -221,20 +226,23 @@ class Placing:
         """Give all workers equal loads for good, where their data differ: else those of slow workers would hardly count.
         Whether this was a change."""
         training, start = self._training, self._job.start
-        self.shares.are_even = self.shares.are_even or data_differ(training.minibatches.relative)
-        if not (self.shares.are_even and self.shares.is_less_even(training.setting, start)):
-            if min(map(len, training.minibatches.relative.values()), default=0) >= _TELLING:
-                training.minibatches.relative.clear()
-                yield from training.drop(self._even)
+        branch, model = training.branch, training.model
+        self.shares.are_even = self.shares.are_even or data_differ(model.minibatches.relative)
+        if not (self.shares.are_even and self.shares.is_less_even(branch.setting, start)):
+            if min(map(len, model.minibatches.relative.values()), default=0) >= _TELLING:
+                model.minibatches.relative.clear()
+                yield from training.snapshots.drop(self._even)
                 self._even = None
             return False
-        even = self.shares.balanced(replace(training.setting, loads=()))
+        even = self.shares.balanced(replace(branch.setting, loads=()))
         even = replace(even, loads=start.loads) if even.workers == start.workers else even
         why = "workers' data differ: equal loads, so that all of them count"
         if self._even is None:
-            yield from training.insist(even, why, ("loads",))
+            yield from branch.insist(even, why, ("loads",))
         else:  # what was learned since then may be wrong for the data of slow workers
-            yield from training.drop((yield from training.return_to(self._even, even, f"{why}, and again from before")))
+            yield from training.snapshots.drop(
+                (yield from training.snapshots.return_to(self._even, even, f"{why}, and again from before"))
+            )
             self._even = None
         return True
 
@@ -253,12 +261,12 @@ class Placing:
         Servers then average half as many pushes as workers (`Training`), of older models. These bear no momentum of the
         servers, so that the usual outer rate is 1, and not that of rounds.
         """
-        training, job, before = self._training, self._job, self._training.setting
+        training, job, before = self._training, self._job, self._training.branch.setting
         outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
         in_rounds = waits(before) and job.space.takes_local_steps and job.space.knob("policy") is None
         if not (in_rounds and job.installs_policies) or outer is None:
             return
-        if training.diverged or not self._system.knows or not self._parts.system_model:
+        if training.model.diverged or not self._system.knows or not self._parts.system_model:
             return
         free = replace(before, policy="asp", staleness=0)
         free = outer.scaled(free, 1 / outer.of(free))
@@ -267,12 +275,12 @@ class Placing:
         if gain < _WORTH_NOT_WAITING:
             return
         why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
-        if not (yield from training.change(free, why)):
+        if not (yield from training.branch.change(free, why)):
             return
         yield from self.measure()
         seen = alone / training.push_seconds if training.push_seconds else math.inf
         if seen < _SAVES_WAITING:
-            yield from training.insist(before, f"taken back: {seen:.2f} times as many pushes")
+            yield from training.branch.insist(before, f"taken back: {seen:.2f} times as many pushes")
             return
         if isinstance(self.heat, RateHeat | MomentumHeat) and self.heat.is_outer:
             self.heat = outer
@@ -286,26 +294,27 @@ class Placing:
         bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
         """
         training, heat = self._training, self.heat
-        waiting, workers = self._waiting(training.setting), len(training.setting.workers)
+        branch, model = training.branch, training.model
+        waiting, workers = self._waiting(branch.setting), len(branch.setting.workers)
         if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self._parts.system_model:
             return
-        if training.diverged or not self._system.knows:
+        if model.diverged or not self._system.knows:
             return
         stable = 4 / math.pi * (workers - 0.5) / workers  # the highest rate per push, over that of workers that do not wait
-        gain = stable * self._system.push_seconds(training.setting) / self._system.push_seconds(waiting)
+        gain = stable * self._system.push_seconds(branch.setting) / self._system.push_seconds(waiting)
         if _UNDERESTIMATED * gain < _WORTH_WAITING:
             return
         yield from training.run(2 * workers, "may all workers wait for each other? First, how often they push as they are")
-        before, alone, waiting = training.setting, training.push_seconds, self._waiting(training.setting)
+        before, alone, waiting = branch.setting, training.push_seconds, self._waiting(branch.setting)
         why = f"on trial: progress may be {gain:.2f} to {_UNDERESTIMATED * gain:.2f} times as fast if workers wait"
-        if training.diverged or waiting is None or not (yield from training.change(waiting, why)):
+        if model.diverged or waiting is None or not (yield from branch.change(waiting, why)):
             return
         yield from training.run(workers)  # these were begun before
         yield from training.run(2 * workers)
         gain = stable * alone / training.push_seconds
-        if training.diverged or gain < _WORTH_WAITING:
+        if model.diverged or gain < _WORTH_WAITING:
             why = f"taken back: where all wait for each other, progress is {gain:.2f} times as fast"
-            yield from training.insist(training.placed(before), why)
+            yield from branch.insist(branch.placed(before), why)
             return
         training.usual_push_seconds = training.push_seconds
 
@@ -329,20 +338,21 @@ class Placing:
     def seconds_left(self) -> float:
         """Until the job ends, before any drift was measured; known where it counts work and the system is known."""
         training, target = self._training, self._job.target
+        branch = training.branch
         whole = self._job.budget_seconds - training.seconds
         if not (target.counts and self._system.knows):
             return min(whole, LEFT_SHARE * self._job.budget_seconds)
         if self.shares.counts_by_share:
-            left = target.value * self.shares.push_seconds(training.setting) - training.seconds
+            left = target.value * self.shares.push_seconds(branch.setting) - training.seconds
         elif target.metric == "samples":
-            left = (target.value - training.samples) / self._system.samples_per_second(training.setting)
+            left = (target.value - training.samples) / self._system.samples_per_second(branch.setting)
         else:
-            left = (target.value - training.pushes) * self._system.push_seconds(training.setting)
+            left = (target.value - training.model.pushes) * self._system.push_seconds(branch.setting)
         return min(whole, max(left, 0.0))
 
     def best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
-        now = self._training.setting
+        now = self._training.branch.setting
         found = self._candidates.best(self._progress, most_workers)
         kinds = {option for k in self._job.space.knobs if k.name.startswith("role/") for option in options(k)}
         if not kinds & {"both", "idle"}:
@@ -356,7 +366,7 @@ class Placing:
             progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
             return progress / self._price(setting) if progress >= least else 0.0
 
-        return RoleSearch(self._job, now, self._training.available, self.shares).best(found, value)
+        return RoleSearch(self._job, now, self._training.branch.available, self.shares).best(found, value)
 
     def _progress(self, setting: Setting) -> float:
         """Progress per second, up to a factor; for a job that counts, of what it counts."""

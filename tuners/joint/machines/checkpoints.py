@@ -1,4 +1,4 @@
-"""When the model is written, where servers have no replicas: Young's interval (`tuners.joint.machine_losses`), as both of
+"""When the model is written, where servers have no replicas: Young's interval (`models.machine_losses`), as both of
 its terms become known while the job runs.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from tuners.actions import Fork, Job, Reconfigure, Rejected, Run, Setting, Tuner
-from tuners.joint.machine_losses import MachineLosses
-from tuners.joint.training import Steps, relayed
+from tuners.joint.job.steps import Steps, relayed
+from tuners.joint.models.machine_losses import MachineLosses
 
 __all__ = ["first_checkpoint_seconds", "with_checkpoints"]
 

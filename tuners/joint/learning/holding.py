@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tuners.actions import Setting
-from tuners.joint.heat import CopyHeat, Heat, as_hot
-from tuners.joint.learning_model import (
+from tuners.joint.job.snapshots import Snapshot
+from tuners.joint.job.steps import Steps
+from tuners.joint.job.training import Training
+from tuners.joint.learning.heat import CopyHeat, Heat, as_hot
+from tuners.joint.models.learning_model import (
     HELPED_NATS,
     SecondsLeft,
     falls,
@@ -27,7 +30,6 @@ from tuners.joint.learning_model import (
     spread,
     stopped,
 )
-from tuners.joint.training import Snapshot, Steps, Training
 
 __all__ = ["Holding", "RuleParts"]
 
@@ -91,13 +93,15 @@ class Holding:
     ) -> None:
         self._useless = useless  # the coolest heat that is known to have brought nothing
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
-        self.held = self.top = training.setting
+        self.held = self.top = training.branch.setting
         self._kept: Snapshot | None = None  # of about the best model
-        level = math.inf if math.isnan(training.level) else training.level  # the job may not have validated this model
+        level = (
+            math.inf if math.isnan(training.model.level) else training.model.level
+        )  # the job may not have validated this model
         self.low = self._peak = level  # of the snapshot; of the best cooled model, which was seen at `_best_at`
         self._best_at, self._stops = training.seconds, 0  # how often no drift was left
         self._has_returned = False  # to the snapshot, and not seen yet what level follows
-        self._noise = training.gauge.noise  # what cooling is expected to shed
+        self._noise = training.model.gauge.noise  # what cooling is expected to shed
         self._quiet = False  # whether the last cooling has shed next to nothing
         self._failed_trials = 0
         self.levels, self.times = list[float](), list[float]()  # since the heat was last changed or tried
@@ -110,15 +114,15 @@ class Holding:
 
     def run(self) -> Steps[None]:
         """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
-        self._kept, gauge = (yield from self._training.snapshot()), self._training.gauge
+        self._kept, gauge = (yield from self._training.snapshots.take()), self._training.model.gauge
         while not self.ended:
-            if self._training.has_arrived and self._parts.schedules and not self._heat.steps:
+            if self._training.model.has_arrived and self._parts.schedules and not self._heat.steps:
                 yield from self._hold_the_target()
                 continue
             yield from self.window()
-            if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.loss)):
+            if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.model.loss)):
                 self.lost, self.ended = True, "nothing was learned"
-            elif over_fitted(self._losses, self._course, self._training.minibatches.mean):
+            elif over_fitted(self._losses, self._course, self._training.model.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
                 yield from self._step_back()
@@ -126,21 +130,22 @@ class Holding:
                 yield from self._keep()
                 if len(self.levels) >= _LEAST:
                     yield from self._decide()
-        yield from self._training.drop(self._kept)
+        yield from self._training.snapshots.drop(self._kept)
 
     # ----------------------------------------------------------------------------------------------------- what is seen
 
     def window(self) -> Steps[None]:
         training = self._training
+        model = training.model
         yield from training.window()
-        self.levels.append(training.level)
+        self.levels.append(model.level)
         self.times.append(training.seconds)
-        self._course.append(training.level)
+        self._course.append(model.level)
         # Where heat is a policy or a number of workers, it changes the pace by itself.
-        if training.cluster_changed or (training.has_changed_pace() and not self._heat.steps):
+        if training.branch.cluster_changed or (training.has_changed_pace() and not self._heat.steps):
             yield from self._place()
             self._follow()
-        self._losses.append(training.loss)
+        self._losses.append(model.loss)
         if len(self.levels) == 3 and self._has_returned:
             # A snapshot is of a lucky moment: its level is not what this heat can hold.
             self.low, self._has_returned = max(self.low, sum(self.levels) / 3), False
@@ -148,19 +153,19 @@ class Holding:
     def _follow(self) -> None:
         """Hold the same heat on other machines: what was held names machines that may be gone."""
         if self._heat.limits_workers:
-            self.held = self._training.setting
+            self.held = self._training.branch.setting
         else:
-            self.held, self.top = (as_hot(self._heat, self._training.placed(s), s) for s in (self.held, self.top))
+            self.held, self.top = (as_hot(self._heat, self._training.branch.placed(s), s) for s in (self.held, self.top))
 
     @property
     def _hurt(self) -> float:
         """A rise of the level that is no noise, in nats."""
-        return max(self._training.gauge.hurt, 2 * spread(self._course))
+        return max(self._training.model.gauge.hurt, 2 * spread(self._course))
 
     def _is_too_hot(self) -> bool:
-        if self._training.diverged or self._is_coolest():
-            return self._training.diverged  # from a snapshot, the same would happen again
-        return has_lost_half(self.levels, self.low, self._training.gauge.blank_level, spread(self._course))
+        if self._training.model.diverged or self._is_coolest():
+            return self._training.model.diverged  # from a snapshot, the same would happen again
+        return has_lost_half(self.levels, self.low, self._training.model.gauge.blank_level, spread(self._course))
 
     def _is_coolest(self) -> bool:
         """Whether nothing is cooler than the present heat."""
@@ -175,48 +180,50 @@ class Holding:
     def _hold_the_target(self) -> Steps[None]:
         """Shed the noise until the job validates: it may do so rarely, and by then a hot model may be a worse one."""
         training, heat = self._training, self._heat
+        branch, model = training.branch, training.model
         cool = heat.scaled(self.held, 0.1)
-        why = f"{heat.words(training.setting)} -> {heat.words(cool)}: the target is reached, until the job validates"
-        yield from training.change(cool, why)
+        why = f"{heat.words(branch.setting)} -> {heat.words(cool)}: the target is reached, until the job validates"
+        yield from branch.change(cool, why)
         while True:
             yield from training.toward_validation()
-            if training.validated or training.diverged or training.level > training.gauge.goal(training.loss):
+            if model.validated or model.diverged or model.level > model.gauge.goal(model.loss):
                 break
-            if training.cluster_changed:
+            if branch.cluster_changed:
                 yield from self._place()
                 self._follow()
-        if training.diverged:
+        if model.diverged:
             yield from self._step_back()
             return
-        yield from training.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
+        yield from branch.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
         self._begin_anew()
 
     def _renew(self) -> Steps[None]:
-        yield from self._training.drop(self._kept)
-        self._kept = yield from self._training.snapshot()
+        yield from self._training.snapshots.drop(self._kept)
+        self._kept = yield from self._training.snapshots.take()
 
     # ----------------------------------------------------------------------------------------------------- what is done
 
     def _step_back(self) -> Steps[None]:
         """Return to the snapshot, at half the heat."""
         training, before = self._training, self.held
+        model = training.model
         if self._is_coolest():
             self.lost, self.ended = True, "it has diverged at the lowest heat"
             return
         self._ceiling = min(self._ceiling, self._heat.of(before))
-        if training.diverged:
+        if model.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
         self.held, self._has_returned = self._heat.scaled(self.held, 0.5), True
-        seen = "diverged" if training.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
+        seen = "diverged" if model.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
         why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:
-            self._kept = yield from training.return_to(self._kept, self.held, why)
-        elif training.diverged:
+            self._kept = yield from training.snapshots.return_to(self._kept, self.held, why)
+        elif model.diverged:
             self.ended = "it has diverged, and no snapshot is left"
             return
         else:
-            yield from training.insist(self.held, why)
-            self.low = training.level
+            yield from training.branch.insist(self.held, why)
+            self.low = model.level
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -225,9 +232,10 @@ class Holding:
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
         training, heat = self._training, self._heat
+        model = training.model
         if isinstance(heat, CopyHeat):
             return  # younger copies take time, and help only where older ones have hurt
-        level, goal = sum(self.levels[-3:]) / 3, training.gauge.goal(training.loss)
+        level, goal = sum(self.levels[-3:]) / 3, model.gauge.goal(model.loss)
         # Fewer workers learn more slowly: a level that stands still for a while is no reason.
         share = _STANDS_LONG if heat.limits_workers else _STANDS
         stop = stopped(self.times, self.levels, goal, training.job.budget_seconds, share=share)
@@ -237,8 +245,10 @@ class Holding:
             yield from self.try_hotter(level, goal)
         elif heat.steps:
             before, self.held = self.held, heat.scaled(self.held, 0.5)
-            yield from training.insist(self.held, f"{heat.words(before)} -> {heat.words(self.held)}: no drift is left")
-            self.low = training.level
+            yield from training.branch.insist(
+                self.held, f"{heat.words(before)} -> {heat.words(self.held)}: no drift is left"
+            )
+            self.low = model.level
             self._begin_anew()
         elif self._parts.schedules and (stop or not self._drift(goal).arrives_soon):
             seen = "no drift is left" if stop else f"{shedding:.2f} may be noise"
@@ -253,9 +263,9 @@ class Holding:
         training, trial = self._training, self._trial(self._drift(goal))
         if trial is None:
             return
-        before = yield from training.snapshot()
-        if (before is None and self._parts.snapshots) or not (yield from training.change(trial.hotter, trial.why)):
-            yield from training.drop(before)
+        before = yield from training.snapshots.take()
+        if (before is None and self._parts.snapshots) or not (yield from training.branch.change(trial.hotter, trial.why)):
+            yield from training.snapshots.drop(before)
             self._failed_trials += 1
         else:
             yield from self._try(trial, level, before)
@@ -268,7 +278,7 @@ class Holding:
             return None
         likely = likely_seconds(left, self.times[-1], training.job.budget_seconds)
         windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)
-        cost = windows * drift.window_seconds + (2 * training.change_seconds if heat.limits_workers else 0.0)
+        cost = windows * drift.window_seconds + (2 * training.branch.change_seconds if heat.limits_workers else 0.0)
         chance = _SERVED * self._chance(hotter, is_slow=self._is_slow(left))
         saved = likely * (1 - 1 / _STEP) * chance
         # A goal that is reached before a trial would end needs none. A trial that serves costs nothing.
@@ -284,19 +294,20 @@ class Holding:
 
     def _try(self, trial: _Trial, level: float, before: Snapshot | None) -> Steps[None]:
         """Hold what is on trial if it serves; else go on at the heat before, from `before` or soon as good a model."""
-        training, heat, blank, hurt = self._training, self._heat, self._training.gauge.blank_level, self._hurt
+        training, heat, blank, hurt = self._training, self._heat, self._training.model.gauge.blank_level, self._hurt
+        model = training.model
         levels = yield from _watched(training, trial.windows, level, hurt, spread(self._course))
         newest = levels[trial.windows // 2 :]
-        whole = len(levels) == trial.windows and not training.diverged
+        whole = len(levels) == trial.windows and not model.diverged
         found = sum(newest) / max(len(newest), 1)
         tolerance = min(0.5 * hurt, max(0.25 * (blank - level), 0.0))  # of what was learned
         if whole and found <= level + tolerance and not is_unlearned(found, level, blank):
-            yield from training.drop(before)
-            self.held = self.top = training.setting
+            yield from training.snapshots.drop(before)
+            self.held = self.top = training.branch.setting
             self._failed_trials = 0
             self._course += levels
-            if training.level <= self.low or not math.isfinite(self.low):
-                self.low = training.level
+            if model.level <= self.low or not math.isfinite(self.low):
+                self.low = model.level
                 yield from self._renew()
             return
         self._failed_trials += 1
@@ -304,19 +315,19 @@ class Holding:
         if not whole or found > level + 1.5 * hurt:
             self.hurting = min(self.hurting, heat.of(trial.hotter))
         why = f"{self._heat.words(trial.hotter)} -> {self._heat.words(self.held)}: the trial has failed, "
-        why += "diverged" if training.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
+        why += "diverged" if model.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
         if before is not None and not heat.steps and (yield from training.recovers(before, self.held, level, why)):
-            yield from training.drop(before)
+            yield from training.snapshots.drop(before)
         elif before is not None:
-            yield from training.drop((yield from training.return_to(before, self.held, why)))
+            yield from training.snapshots.drop((yield from training.snapshots.return_to(before, self.held, why)))
         else:
-            yield from training.insist(self.held, why)
+            yield from training.branch.insist(self.held, why)
 
     def _is_slow(self, left: SecondsLeft) -> bool:
         """Whether the budget ends before the goal, at a drift that noise does not hide, and cooling could do little."""
         training, now, level = self._training, self.times[-1], sum(self.levels[-3:]) / len(self.levels[-3:])
         is_late = left.mean > 0.99 * (training.job.budget_seconds - now)
-        is_small = spread(self._course) < _QUIET_SHARE * (level - training.gauge.goal(training.loss))
+        is_small = spread(self._course) < _QUIET_SHARE * (level - training.model.gauge.goal(training.model.loss))
         return is_late and is_small and falls(self.levels)
 
     def _chance(self, hotter: Setting, *, is_slow: bool = False) -> float:
@@ -333,7 +344,7 @@ class Holding:
 
     def _is_quiet(self) -> bool:
         """Whether noise is not what holds the job up. Then a hotter setting may serve, whatever was expected."""
-        learned = self._training.gauge.blank_level - sum(self.levels[-3:]) / len(self.levels[-3:])
+        learned = self._training.model.gauge.blank_level - sum(self.levels[-3:]) / len(self.levels[-3:])
         if learned <= HELPED_NATS:
             return False  # a dead model is quiet, too
         return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
@@ -360,25 +371,28 @@ class Holding:
         else:
             why = "that was noise"
         yield from self._renew()
-        now = self._heat.words(training.setting)
-        yield from training.insist(self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}")
-        self.low = training.level + self._noise
+        now = self._heat.words(training.branch.setting)
+        yield from training.branch.insist(
+            self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}"
+        )
+        self.low = training.model.level + self._noise
         self._begin_anew()
 
     def _shed(self, held: Setting, why: str, goal: float) -> Steps[float]:
         """Halve the heat, to a tenth, until the level falls too little to reach `goal`; the lowest level."""
         training, levels, idle, now = self._training, list[float](), 0, held
+        model = training.model
         while idle < 2:
             if self._heat.of(now) > self._heat.of(held) / 10:
                 now = self._heat.scaled(now, 0.5)
-            yield from training.change(
-                now, f"{self._heat.words(training.setting)} -> {self._heat.words(now)}, cooled: {why}"
+            yield from training.branch.change(
+                now, f"{self._heat.words(training.branch.setting)} -> {self._heat.words(now)}, cooled: {why}"
             )
             began, seen = training.seconds, list[float]()
-            while not seen or (training.seconds < (1 + _COOLING_SHARE) * began and not training.diverged):
+            while not seen or (training.seconds < (1 + _COOLING_SHARE) * began and not model.diverged):
                 yield from training.window()
-                seen.append(training.level)
-            if training.diverged:
+                seen.append(model.level)
+            if model.diverged:
                 break
             levels.append(sum(seen[-3:]) / len(seen[-3:]))
             little = max(_SETTLED_NATS / 3, (levels[-1] - goal) / _COOLING_WINDOWS)
@@ -391,9 +405,9 @@ def _watched(training: Training, windows: int, level: float, hurt: float, deviat
     levels = list[float]()
     while len(levels) < windows:
         yield from training.window()
-        levels.append(training.level)
-        lost = has_lost_half(levels, level, training.gauge.blank_level, deviation)
-        if training.diverged or lost or training.level > level + 3 * hurt:
+        levels.append(training.model.level)
+        lost = has_lost_half(levels, level, training.model.gauge.blank_level, deviation)
+        if training.model.diverged or lost or training.model.level > level + 3 * hurt:
             break
         if len(levels) >= 3 and min(levels[-3:]) > level + 1.5 * hurt:
             break

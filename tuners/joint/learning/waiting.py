@@ -27,8 +27,10 @@ from statistics import median
 import numpy as np
 
 from tuners.actions import Job, Setting
-from tuners.joint.learning_model import HELPED_NATS, is_unlearned, slope
-from tuners.joint.training import JobOver, Snapshot, Steps, Training
+from tuners.joint.job.snapshots import Snapshot
+from tuners.joint.job.steps import JobOver, Steps
+from tuners.joint.job.training import Training
+from tuners.joint.models.learning_model import HELPED_NATS, is_unlearned, slope
 from tuners.reasons import counted
 from tuners.settings import BOUNDED
 
@@ -83,11 +85,12 @@ class Waiting:
     def run(self) -> Steps[None]:
         """Train until the job ends."""
         training = self._training
+        branch = training.branch
         while True:
             yield from self._window()
-            if training.diverged:
+            if training.model.diverged:
                 yield from self._leave("it has diverged", learned=True)
-            elif training.cluster_changed:
+            elif branch.cluster_changed:
                 yield from self._place()
                 self._begin_anew()
             elif not (yield from self._include()):
@@ -95,23 +98,24 @@ class Waiting:
                 why, learned = self._stand()
                 if why:
                     yield from self._leave(why, learned=learned)
-                elif training.setting.policy == "discard" and data_differ(self._losses, _DIFFER_IF_DROPPED):
+                elif branch.setting.policy == "discard" and data_differ(self._losses, _DIFFER_IF_DROPPED):
                     why = "workers' data differ: no gradient is dropped, and as few are in progress"
-                    yield from training.change(replace(training.setting, policy="admit"), why)
+                    yield from branch.change(replace(branch.setting, policy="admit"), why)
                     self._begin_anew()
 
     # ----------------------------------------------------------------------------------------------------- what is seen
 
     def _window(self) -> Steps[None]:
         training = self._training
+        model = training.model
         yield from training.window()
-        self.levels.append(training.level)
-        window = training.newest
+        self.levels.append(model.level)
+        window = model.newest
         if window is not None and window.evaluations:
             self._right.append(window.evaluations[-1].accuracy)
             self._validated += [math.log(max(found.loss, 1e-9)) for found in window.evaluations]
         else:
-            self._validated.append(math.log(max(training.loss, 1e-9)))
+            self._validated.append(math.log(max(model.loss, 1e-9)))
         if window is None or not len(window.pushes.loss):
             return
         mean = float(np.mean(window.pushes.loss))
@@ -127,16 +131,16 @@ class Waiting:
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
-        if self._kept is None or self._training.level < self._kept.level - _SNAPSHOT_NATS:
-            yield from self._training.drop(self._kept)
-            self._kept = yield from self._training.snapshot()
+        if self._kept is None or self._training.model.level < self._kept.level - _SNAPSHOT_NATS:
+            yield from self._training.snapshots.drop(self._kept)
+            self._kept = yield from self._training.snapshots.take()
 
     def _stand(self) -> tuple[str, bool]:
         """Why fewer gradients at once are better, or "", and whether the model has learned anything."""
-        training, setting, levels = self._training, self._training.setting, self.levels
+        training, setting, levels = self._training, self._training.branch.setting, self.levels
         nobody_waits, level = _gradients(setting) == len(setting.workers), sum(levels[-2:]) / 2
         before = math.inf if self._kept is None else self._kept.level
-        if len(levels) >= 2 and not nobody_waits and is_unlearned(level, before, training.gauge.blank_level):
+        if len(levels) >= 2 and not nobody_waits and is_unlearned(level, before, training.model.gauge.blank_level):
             return f"all that was learned is lost: level {level:.2f} after {before:.2f}", False
         # Of gradients that are dropped nothing is learned, so a window tells less.
         patience = _LEAST * (math.ceil(len(setting.workers) / _gradients(setting)) if setting.policy in _DROPPING else 1)
@@ -158,58 +162,59 @@ class Waiting:
 
     def _include(self) -> Steps[bool]:
         """Let all workers push equally often, if the target needs data that are left out so far; whether this has begun."""
-        training, workers = self._training, self._training.setting.workers
+        training, workers = self._training, self._training.branch.setting.workers
+        branch = training.branch
         # While the level falls, their data may still be learned: later, as they push seldom.
         if self._equal or len(self.levels) < _LINE or clearly_falls(self.levels[-2 * _LEAST :]):
             return False
         missed = left_out({w: self._own[w] for w in workers})
         # Where a model swings, losses of few mini-batches differ by when they were told.
-        if not (missed and data_differ(self._losses) and training.gauge.needs(len(missed) / len(workers))):
+        if not (missed and data_differ(self._losses) and training.model.gauge.needs(len(missed) / len(workers))):
             return False
         start, self._equal = self._job.start, True
         why = (
             f"all push equally often: losses of {', '.join(missed)}, which push seldom, do not fall as the others' do, and "
             "the target is out of reach without their data"
         )
-        if _gradients(training.setting) < len(workers):
+        if _gradients(branch.setting) < len(workers):
             # As few gradients at once as before: more made the model swing.
-            yield from training.change(replace(training.setting, policy="admit"), why)
+            yield from branch.change(replace(branch.setting, policy="admit"), why)
         else:
             ahead = start.staleness if start.policy in BOUNDED else _AHEAD
-            equal = replace(training.setting, policy="ssp", staleness=ahead, quorum=0)
+            equal = replace(branch.setting, policy="ssp", staleness=ahead, quorum=0)
             # What was learned so far is wrong for these data.
-            if not (yield from training.begin_again(equal, f"{why}; from the untrained model")):
-                yield from training.change(equal, why)
+            if not (yield from training.snapshots.begin_again(equal, f"{why}; from the untrained model")):
+                yield from branch.change(equal, why)
         self._begin_anew()
         return True
 
     def _leave(self, seen: str, *, learned: bool) -> Steps[None]:
         """Go on from the best model, with fewer gradients at once. Where none is better than the untrained one, go on from
         that: as the job began, if this was not tried yet, else with fewer gradients, too."""
-        training, now = self._training, _gradients(self._training.setting)
+        training, now = self._training, _gradients(self._training.branch.setting)
         # What swings have learned by chance, where nothing else was learned, leads nowhere.
         kept = self._kept if self._kept is not None and self._is_past(self._kept.level, 0.0 if learned else _HALF) else None
         fewer = max(now // (_FEWER if learned and kept is not None else _FAR_FEWER), 1)
-        if not training.diverged and fewer == now:
+        if not training.model.diverged and fewer == now:
             return
         if kept is None and not self._equal and (yield from self._as_begun()):
             self._begin_anew()
             return
         policy = "admit" if self._equal or data_differ(self._losses) else "discard"
-        stricter = replace(training.setting, policy=policy, staleness=fewer - 1, quorum=0)
+        stricter = replace(training.branch.setting, policy=policy, staleness=fewer - 1, quorum=0)
         again = f"from {'the best model' if kept else 'the start'}"
         why = f"{seen}: {counted(fewer, 'gradient')} at once instead of {now}, {again}"
         if kept is not None:
-            self._kept = yield from training.return_to(kept, stricter, why)
-        elif not (yield from training.begin_again(stricter, why)):
-            if training.diverged:
+            self._kept = yield from training.snapshots.return_to(kept, stricter, why)
+        elif not (yield from training.snapshots.begin_again(stricter, why)):
+            if training.model.diverged:
                 raise JobOver
-            yield from training.insist(stricter, why)
+            yield from training.branch.insist(stricter, why)
         self._begin_anew()
 
     def _is_past(self, level: float, share: float) -> bool:
         """Whether a model of this level is past such a share of the way from one that knows nothing to the goal."""
-        blank, goal = self._training.gauge.blank_level, self._training.gauge.goal(self._training.loss)
+        blank, goal = self._training.model.gauge.blank_level, self._training.model.gauge.goal(self._training.model.loss)
         return level < blank - max(share * (blank - goal), HELPED_NATS)
 
 

@@ -22,7 +22,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from tuners.actions import Job, Setting
-from tuners.joint.system_model import waits
+from tuners.joint.models.system_model import waits
 from tuners.reasons import counted
 from tuners.settings import BOUNDED, Choice, Integer, Real
 
@@ -341,7 +341,7 @@ class RateShare(NamedTuple):
 @cache
 def rate_prior() -> RateShare:
     """The distribution that ships, `rate_prior.toml`; `python -m harness.training.learn_rates` makes it from drawn jobs."""
-    read = tomllib.loads(files("tuners.joint").joinpath("rate_prior.toml").read_text(encoding="utf-8"))
+    read = tomllib.loads(files("tuners.joint.learning").joinpath("rate_prior.toml").read_text(encoding="utf-8"))
     return RateShare(math.exp(read["mean_log_share"]), float(read["deviation_log_share"]))
 
 

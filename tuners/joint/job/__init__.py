@@ -1,0 +1,1 @@
+"""The running job as `joint` sees it."""

@@ -1,0 +1,1 @@
+"""How hot the job is trained, by what its model has learned."""

@@ -1,0 +1,1 @@
+"""Which machine does what, by predicted seconds per push."""
