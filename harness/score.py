@@ -134,7 +134,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         branch_bytes_peak=branches * job.branch_bytes,
         machine_seconds=spent.machine_seconds,
         usd=spent.usd,
-        budget_usd=min(job.budget_usd, highest_usd(job)),
+        budget_usd=min(job.budget_usd, highest_usd(job.prices, (n.name for n in job.nodes), job.budget_seconds)),
         minimise=job.target.minimise,
     )
     return Scored(row, evaluations, tuple(settings))
@@ -148,6 +148,7 @@ def unplayed(
     tuner: str,
     seed: int,
     budget_seconds: float,
+    budget_usd: float = math.nan,
     minimise: Literal["seconds", "usd"] = "seconds",
 ) -> Scored:
     """The row of a run without exchanges: "error" where it failed before the first one, or its process died; "not
@@ -176,7 +177,7 @@ def unplayed(
         branch_bytes_peak=0.0,
         machine_seconds=0.0,
         usd=math.nan,
-        budget_usd=math.nan,
+        budget_usd=budget_usd,
         minimise=minimise,
     )
     return Scored(row, (), ())

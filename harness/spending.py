@@ -12,11 +12,12 @@ is paid for at the price of the setting that begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from traces.exchanges import Exchange
 from tuners.actions import Fork, Free, Job, Reconfigure, Rejected, Run, Setting, Window
+from tuners.prices import Prices
 from tuners.system import wanted_setting
 
 __all__ = ["Spending", "highest_usd", "spending"]
@@ -34,12 +35,12 @@ class Spending(NamedTuple):
     usd: float  # nan where the price of a machine that it used is not known
 
 
-def highest_usd(job: Job) -> float:
-    """What all machines of the job cost for its whole budget of time; of recorded runs, those of the most expensive setting.
+def highest_usd(prices: Prices, nodes: Iterable[str], seconds: float) -> float:
+    """What `nodes`, all machines of a job, cost for so many seconds; of recorded runs, those of the most expensive setting.
 
     nan where a price is not known.
     """
-    return job.prices.highest_usd_per_hour(n.name for n in job.nodes) * job.budget_seconds / _HOUR
+    return prices.highest_usd_per_hour(nodes) * seconds / _HOUR
 
 
 def spending(job: Job, exchanges: Sequence[Exchange]) -> Spending:

@@ -21,7 +21,6 @@ from simulators.engine.optimizers import OUTER, slots
 from simulators.reconfiguration.costs import METHODS, METHODS_OF_TABLES, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
-from tuners.prices import Prices
 from tuners.settings import OF_REPLICAS, Knob, Node
 
 __all__ = ["JobSpec", "check_memory", "drawn", "evaluate_seconds", "job"]
@@ -74,7 +73,7 @@ def job(spec: JobSpec) -> Job:
         branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),
         installs_policies=spec.installs_policies or space.frees("policy"),
         evaluate_seconds=evaluate_seconds(spec),
-        prices=Prices({n: kind.usd_per_hour for n, kind in spec.cluster.nodes if kind.usd_per_hour is not None}),
+        prices=spec.cluster.prices,
         budget_usd=spec.budget_usd,
     )
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from harness.comparison import results
 from harness.comparison.run_process import GIVEN_UP, Done, Task, save
-from harness.scenario import Scenario
+from harness.scenario import Scenario, limits
 from harness.score import unplayed
 from traces import store
 
@@ -173,8 +173,7 @@ def write_died(task: Task, reason: str, scenario: Scenario) -> Done:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
-    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
-    row = unplayed("error", reason, **names, **limits)
+    row = unplayed("error", reason, **names, **limits(scenario))
     save(folder, row)
     store.write_bytes(folder / results.DIED, b"")
     return Done("error", reason, scenario.budget.seconds, float("nan"), float("nan"))

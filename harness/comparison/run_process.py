@@ -118,7 +118,7 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     from harness.drive import play
     from harness.machine import described
     from harness.record import play_recorded
-    from harness.scenario import job, parse
+    from harness.scenario import job, limits, parse
     from harness.score import score, unplayed
     from tuners.applicability import nothing_to_tune
 
@@ -126,7 +126,6 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
     names: dict[str, Any] = {"scenario": task.scenario, "tuner": task.tuner, "seed": task.seed}
     # Read for every run: files that it names, of machines or workloads, may have changed since the last one.
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
-    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
     exchanges: tuple[Exchange, ...] = ()
     thinking, trace = 0.0, ""
     try:
@@ -136,10 +135,10 @@ def _run(task: Task, send: Callable[[Any], None]) -> Done:
         system = None if idle else _named(task.system)(scenario, task.seed, task.start)
     except Exception as error:
         reason = f"The run could not be set up: {' '.join(str(error).split()) or type(error).__name__}"
-        scored, trace = unplayed("error", reason, **names, **limits), traceback.format_exc()
+        scored, trace = unplayed("error", reason, **names, **limits(scenario)), traceback.format_exc()
     else:
         if system is None:
-            scored = unplayed("not applicable", idle, **names, **limits)
+            scored = unplayed("not applicable", idle, **names, **limits(scenario))
         else:
             watch = _Watch(send, system.job.budget_seconds, task.limit_seconds)
             try:

@@ -8,12 +8,13 @@ from typing import Any
 from harness.scenario.building import scenario as _built
 from harness.scenario.description import Scenario
 from harness.scenario.from_tables import own_model, workload_of
-from harness.scenario.scenario import embedded, job, load, matching, parse, show, summaries, system
+from harness.scenario.scenario import embedded, job, limits, load, matching, parse, show, summaries, system
 
 __all__ = [
     "Scenario",
     "embedded",
     "job",
+    "limits",
     "load",
     "matching",
     "own_model",

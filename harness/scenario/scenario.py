@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from harness import program_cache
 from harness.scenario import recorded as scenario_recorded
@@ -59,7 +59,7 @@ from tuners.near_names import near_names
 if TYPE_CHECKING:
     from simulators.jobs import JobSpec
 
-__all__ = ["embedded", "job", "load", "matching", "parse", "show", "summaries", "system"]
+__all__ = ["embedded", "job", "limits", "load", "matching", "parse", "show", "summaries", "system"]
 
 _ELSEWHERE = {"drawn": "harness.families.drawn:text"}
 """What makes scenarios with such a prefix: "module:function" of the text after the colon, which returns name and file."""
@@ -264,6 +264,20 @@ def job(scenario: Scenario, seed: int = 0) -> Job:
     from simulators import jobs  # here, because it imports JAX, which takes seconds and which reading does not need
 
     return jobs.job(_spec(scenario, made, space.base, seed))
+
+
+def limits(scenario: Scenario) -> dict[str, Any]:
+    """What ends a run and what counts in it, as columns of its score: `budget_seconds`, `budget_usd`, `minimise`."""
+    from harness.spending import highest_usd  # imported here, because it imports polars, which reading does not need
+
+    most, recorded = scenario.budget, scenario.recorded
+    prices = scenario.cluster.prices if recorded is None else scenario_recorded.job(scenario, recorded, 0).prices
+    usd = highest_usd(prices, (name for name, _ in scenario.cluster.nodes), most.seconds)
+    return {
+        "budget_seconds": most.seconds,
+        "budget_usd": min(math.inf if most.usd is None else most.usd, usd),
+        "minimise": scenario.target.minimise,
+    }
 
 
 def system(scenario: Scenario, seed: int, start: Setting | None = None) -> System:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from simulators.cluster.profiles import NodeType
+from tuners.prices import Prices
 
 __all__ = ["Cluster", "Discipline"]
 
@@ -59,3 +60,8 @@ class Cluster:
             raise ValueError(f"Cannot use server_threads = {self.server_threads}: a server has at least one.")
         if self.snapshot_clocks < 0:
             raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")
+
+    @property
+    def prices(self) -> Prices:
+        """The price by the hour of every node whose price is known."""
+        return Prices({name: kind.usd_per_hour for name, kind in self.nodes if kind.usd_per_hour is not None})

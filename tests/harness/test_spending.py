@@ -113,12 +113,16 @@ def test_branches_that_wait_keep_their_machines() -> None:
     assert spent(*log, job=small).machine_seconds == 5 * 5 + 3
 
 
+def of_all(job):
+    return highest_usd(job.prices, (n.name for n in job.nodes), job.budget_seconds)
+
+
 def test_an_unknown_price_is_no_price() -> None:
     found = spent((10.0, Run(seconds=10), window(0, 10)), job=replace(JOB, prices=Prices({"n0": 1.0})))
     assert found.machine_seconds == 50
     assert math.isnan(found.usd)
-    assert math.isnan(highest_usd(replace(JOB, prices=Prices())))
-    assert highest_usd(JOB) == 600
+    assert math.isnan(of_all(replace(JOB, prices=Prices())))
+    assert of_all(JOB) == 600
 
 
 def test_recorded_settings_have_their_own_machines_and_prices() -> None:
@@ -126,7 +130,7 @@ def test_recorded_settings_have_their_own_machines_and_prices() -> None:
     log: list[Any] = [(10.0, Run(seconds=10), window(0, 10))]
     log += [(13.0, Reconfigure(TWO), Cost(seconds=3.0, stall_seconds=3.0)), (20.0, Run(seconds=7), window(13, 20, TWO))]
     assert spent(*log, job=replace(JOB, prices=prices)) == (90 + 20, 10 + 20)
-    assert highest_usd(replace(JOB, prices=prices)) == 200
+    assert of_all(replace(JOB, prices=prices)) == 200
 
 
 def test_a_target_above_the_budget_of_money_does_not_count() -> None:

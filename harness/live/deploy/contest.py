@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ from harness.lines import say
 from harness.live.deploy.deployment import Deployment, LiveOptions, check, cluster_for, play_on
 from harness.live.deploy.job_folder import LOG
 from harness.live.processes import launch
-from harness.scenario import Scenario, load, parse
+from harness.scenario import Scenario, limits, load, parse
 from harness.score import Score, Scored, score, unplayed
 from tuners import resolve
 from tuners.applicability import nothing_to_tune
@@ -100,17 +99,16 @@ def _run(wanted: LiveContest, task: Task, offers: tuple[launch.ClusterNode, ...]
     scenario = parse(task.text, name=task.scenario, origin=Path(task.origin))
     entry, folder = resolve(task.plays), Path(task.folder)
     job = Deployment(scenario, entry, task.seed, folder, live=wanted.live)
-    limits: dict[str, Any] = {"budget_seconds": scenario.budget.seconds, "minimise": scenario.target.minimise}
     ended_seconds = thinking_seconds = float("nan")
     try:
         if idle := nothing_to_tune(entry.factory, check(job).job):
-            row = _saved(folder, unplayed("not applicable", idle, **job.run, **limits))
+            row = _saved(folder, unplayed("not applicable", idle, **job.run, **limits(scenario)))
         else:
             played = play_on(job, offers, console)
             row, thinking_seconds = score(played, **job.run).score, played.outcome.thinking_seconds
             ended_seconds = played.outcome.seconds
     except (RuntimeError, ValueError) as error:
-        row = _saved(folder, unplayed("error", str(error), **job.run, **limits))
+        row = _saved(folder, unplayed("error", str(error), **job.run, **limits(scenario)))
     after = "" if math.isnan(ended_seconds) else f" after {ended_seconds:.1f} s"
     say(console, f"{row.status}{after}. {row.reason}".rstrip())
     return Done(row.status, row.reason, row.completion_seconds, thinking_seconds, time.perf_counter() - began)

@@ -398,6 +398,16 @@ def test_a_job_that_cannot_be_set_up_is_a_row(tiny: Path, tmp_path: Path) -> Non
     assert "could not be set up: Cannot read mnist/train" in row["reason"]
 
 
+def test_a_run_without_exchanges_counts_with_its_budget_of_usd(tiny: Path, tmp_path: Path) -> None:
+    cheapest = arena.TINY.replace('type = "edge-4core"', 'type = "edge-4core", usd_per_hour = 9.0')
+    tiny.write_text(cheapest.replace("[target]", '[target]\nminimise = "usd"'))
+    made = run(tiny, tmp_path / "out", "fixed", "tests.support.arena:dies", seeds=1, jobs=1)
+    failed = run(tiny, tmp_path / "failed", "fixed", seeds=1, system="tests.support.arena:no_system")
+    budgets = {row["budget_usd"] for row in made.scores.to_dicts() + failed.scores.to_dicts()}
+    assert budgets == {load(tiny).budget.seconds * 9.0 * len(load(tiny).cluster.nodes) / 3600}
+    assert summary(made)["reached"].to_list() == [1, 0]
+
+
 def test_workers_that_cannot_start_are_an_error(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="Cannot start a worker process: it ended at once"):

@@ -12,7 +12,7 @@ from tuners.joint.job.running_branch import LEARNING, RunningBranch, machines_of
 from tuners.joint.job.running_model import RunningModel
 from tuners.joint.job.steps import Steps
 
-__all__ = ["Snapshot", "JobSnapshots"]
+__all__ = ["JobSnapshots", "Snapshot"]
 
 _AS_UNTRAINED = 0.05  # nats that a model's loss differs from that of the untrained one it may stand for
 _PATIENCE = 8  # mini-batches per worker in which the system may end what it is doing to the branch

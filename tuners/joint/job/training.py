@@ -8,7 +8,7 @@ from contextlib import suppress
 from tuners.actions import Evaluate, Job, Rejected, Run, Setting, Window
 from tuners.joint.job.running_branch import RunningBranch
 from tuners.joint.job.running_model import Glance, RunningModel
-from tuners.joint.job.snapshots import Snapshot, JobSnapshots
+from tuners.joint.job.snapshots import JobSnapshots, Snapshot
 from tuners.joint.job.steps import JobOver, Steps
 from tuners.joint.models.learning_model import HELPED_NATS
 from tuners.joint.models.machine_losses import MachineLosses
