@@ -51,6 +51,11 @@ class MachineLosses:
             elif "detect" in change.steps:
                 self._recovery_seconds = max(self._recovery_seconds, change.stall_seconds)
 
+    @property
+    def seen(self) -> bool:
+        """Whether any machine was lost."""
+        return any(self._moments.values())
+
     def mean_seconds(self, servers: Iterable[str]) -> float:
         """Between two losses of any of `servers`: those of one moment cost one return. A job that has just begun is taken to
         be as old as four checkpoints are long."""
