@@ -20,7 +20,7 @@ made only where it is expected to save more than it costs. In the order in which
    seconds. The setting with the most progress per second, also in local steps of a push, is chosen by the cheapest method,
    verified, and taken back if it is worse. The same again whenever machines come or go, or pushes have become much slower
    or faster. Where waiting for each other takes hardly any time, because servers are the bottleneck, all workers wait after
-   all (`Placing.wait`); where slow workers hold up rounds of local steps, nobody waits (`Placing.stop_waiting`).
+   all; where slow workers hold up rounds of local steps, nobody waits (`machines.all_waiting`).
    Every setting that is compared has its best shares of model, data and samples, where these are free
    (`models.shares`); loads become equal again where workers' data turn out to differ.
    Machines may both work and serve, or be given back (`machines.candidates`); where the cheapest run is wanted, progress
@@ -69,6 +69,7 @@ from tuners.joint.learning.heat import CopyHeat, Expected, Heat, PolicyHeat, Rat
 from tuners.joint.learning.heat_search import HeatSearch
 from tuners.joint.learning.holding import Holding, RuleParts
 from tuners.joint.learning.waiting import Waiting
+from tuners.joint.machines.all_waiting import AllWaiting
 from tuners.joint.machines.candidates import highest, options
 from tuners.joint.machines.checkpoints import first_checkpoint_seconds, with_checkpoints
 from tuners.joint.machines.placing import LEFT_SHARE, Placing
@@ -176,8 +177,7 @@ class JointCourse:
             others = OtherKnobs(self.job, self.training, self.placing)
             if self.heat is None or self.heat.steps:
                 yield from others.run()
-            yield from self.placing.stop_waiting()
-            yield from self.placing.wait()
+            yield from AllWaiting(self.job, self.training, self.system, self.placing, self.parts).run()
             if isinstance(self.heat, PolicyHeat) and self.job.installs_policies:
                 yield from Waiting(self.job, self.training, self.placing.place_anew, self.as_begun).run()
             if self.heat is not None:
@@ -330,7 +330,7 @@ class JointCourse:
         setting, space = self.job.start, self.job.space
         policies = options(space.knob("policy"))
         staleness = space.knob("staleness")
-        # What makes up for staleness must be free, too; for local steps, see `Placing.stop_waiting`.
+        # What makes up for staleness must be free, too; for local steps, see `machines.all_waiting`.
         searched = policies or (isinstance(self.heat, RateHeat) and not space.takes_local_steps)
         has_quorum = setting.policy == "quorum" and 0 < setting.quorum < len(setting.workers)
         if has_quorum and not isinstance(self.heat, RateHeat):

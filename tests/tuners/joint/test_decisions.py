@@ -14,6 +14,7 @@ from tuners.joint.job.training import Training
 from tuners.joint.learning.heat import Expected, PolicyHeat, stress
 from tuners.joint.learning.heat_search import HeatSearch
 from tuners.joint.learning.holding import Holding, RuleParts
+from tuners.joint.machines.all_waiting import AllWaiting
 from tuners.joint.models.learning_model import (
     HELPED_NATS,
     Gauge,
@@ -996,7 +997,7 @@ def test_all_workers_wait_for_each_other_where_that_takes_no_time(space, slower,
     answers.answer = paced
     answers.run(begun.placing.measure())
     before = begun.heat.expected
-    answers.run(begun.placing.wait())
+    answers.run(AllWaiting(made, begun.training, begun.system, begun.placing, begun.parts).run())
     assert any(s.policy == "bsp" for s in answers.changes()) is tried
     assert begun.training.branch.setting == (replace(start, policy="bsp") if stays else start)
     assert begun.heat.expected == before

@@ -1,8 +1,8 @@
 """Place the system: the third step of `tuners.joint`, by the seconds per push that the system model predicts.
 
 Roles, batch, threads, bits and local steps with the most progress per second, or per USD where the cheapest run is wanted;
-where blocks of embedding tables lie; and whether all workers wait for each other. What is chosen is verified by what is then
-seen, and taken back if it is worse. The same again whenever machines come or go, or pushes become much slower or faster.
+and where blocks of embedding tables lie. What is chosen is verified by what is then seen, and taken back if it is worse. The
+same again whenever machines come or go, or pushes become much slower or faster.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tuners.joint.job.running_branch import machines_of
 from tuners.joint.job.snapshots import Snapshot
 from tuners.joint.job.steps import Steps
 from tuners.joint.job.training import Training
-from tuners.joint.learning.heat import BATCH_GAIN, Heat, MomentumHeat, RateHeat, as_hot, heat, outer_heat
+from tuners.joint.learning.heat import Heat, as_hot, heat
 from tuners.joint.learning.holding import RuleParts
 from tuners.joint.learning.waiting import data_differ
-from tuners.joint.machines.candidates import Candidates, RoleSearch, lowest, options
+from tuners.joint.machines.candidates import Candidates, RoleSearch, options
+from tuners.joint.machines.predicted_progress import PredictedProgress
 from tuners.joint.models.shares import Shares
 from tuners.joint.models.system_model import SystemModel, waits
 from tuners.joint.models.tables import BlockModel
@@ -39,14 +40,9 @@ CHANGE_SECONDS = 15.0
 
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
 _SHARES = ("load", "data_share", "model_share")
-_MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 _TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
 _SLOWEST = 0.6  # of the highest progress per second: what the cheapest run makes at least, as it has to end in time
 _FRUGAL_TRUSTED, _FRUGAL_SLOWEST = 4.0, 0.4  # the same, where a rate that is free makes up for the number of workers
-_UNDERESTIMATED = 1.9  # times that pushes of workers that wait were at most faster than predicted
-_WORTH_WAITING = 1.2  # times the progress for which all workers wait for each other
-_WORTH_NOT_WAITING = 2.0  # predicted times as many pushes for which no worker waits for others' local steps
-_SAVES_WAITING = 1.5  # the same, seen
 _TELLING = 8  # losses of every worker that tell whether their data differ
 _MUCH = 1.5  # times the progress for which a search is interrupted
 _CHOICES = 3  # of the system in a row
@@ -59,7 +55,7 @@ class _Choice(NamedTuple):
 
     setting: Setting
     why: str
-    before_worth: float  # progress of the setting before, as `Placing._worth` has it
+    before_worth: float  # progress of the setting before, as `PredictedProgress.worth` has it
     stranded: bool  # the setting before uses a machine that is gone: there is no way back
 
 
@@ -71,6 +67,7 @@ class Placing:
         self._tables, self.shares = BlockModel(job), Shares(job, system)
         self._candidates = Candidates(job, training, self.shares)
         self.heat: Heat | None = None if job.target.counts else heat(job, self.best, prior=parts.prior)
+        self._progress = PredictedProgress(job, training, system, self.shares, self.heat)
         self.most_workers = len(job.start.workers) if self.heat is not None and self.heat.limits_workers else len(job.nodes)
         self._even: Snapshot | None = None  # from before loads became less even, until it is known whether data differ
         self._placed = False  # whether machines were chosen before
@@ -114,7 +111,7 @@ class Placing:
         training = self._training
         if not (self._system.knows and self.places_are_free) or training.model.diverged:
             return
-        if self._worth(self.best(self.most_workers)) > _MUCH * self._worth(training.branch.setting):
+        if self._progress.worth(self.best(self.most_workers)) > _MUCH * self._progress.worth(training.branch.setting):
             yield from self.place()
 
     def _choose(self) -> Steps[bool]:
@@ -141,9 +138,9 @@ class Placing:
             yield from training.run(1, "machines come and go: choose again after a push")
             branch.cluster_changed = True
             return not model.diverged
-        predicted = self._worth(choice.setting)
+        predicted = self._progress.worth(choice.setting)
         yield from self.measure()
-        seen = self._worth(branch.setting)
+        seen = self._progress.worth(branch.setting)
         if model.diverged or branch.cluster_changed:
             return False
         if seen < choice.before_worth and not choice.stranded:
@@ -158,10 +155,10 @@ class Placing:
         """The best system for the rest of the job; None where a change to it is not worth its cost and its risk."""
         training, before = self._training, self._training.branch.setting
         branch = training.branch
-        here, best = self._worth(before), self.best(self.most_workers)
+        here, best = self._progress.worth(before), self.best(self.most_workers)
         # The mean of one batch bears the same rate, whoever computes how much of it.
         best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, branch.chosen)
-        gain = self._worth(best) / here if here > 0 else math.inf
+        gain = self._progress.worth(best) / here if here > 0 else math.inf
         left, cost = self.seconds_left(), branch.change_seconds or CHANGE_SECONDS
         lasts = min(left, training.machine_losses.lifetime_seconds(machines_of(best) - machines_of(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
@@ -255,80 +252,6 @@ class Placing:
         """Whether a trial must save more than it costs."""
         return self._parts.cost_rule
 
-    def stop_waiting(self) -> Steps[None]:
-        """Let no worker wait for others' local steps, where that doubles the pushes and policies may be installed.
-
-        Servers then average half as many pushes as workers (`Training`), of older models. These bear no momentum of the
-        servers, so that the usual outer rate is 1, and not that of rounds.
-        """
-        training, job, before = self._training, self._job, self._training.branch.setting
-        outer = outer_heat(job, prior=self._parts.prior, in_rounds=False)
-        in_rounds = waits(before) and job.space.takes_local_steps and job.space.knob("policy") is None
-        if not (in_rounds and job.installs_policies) or outer is None:
-            return
-        if training.model.diverged or not self._system.knows or not self._parts.system_model:
-            return
-        free = replace(before, policy="asp", staleness=0)
-        free = outer.scaled(free, 1 / outer.of(free))
-        alone = training.push_seconds
-        gain = alone / self._system.push_seconds(free)
-        if gain < _WORTH_NOT_WAITING:
-            return
-        why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"
-        if not (yield from training.branch.change(free, why)):
-            return
-        yield from self.measure()
-        seen = alone / training.push_seconds if training.push_seconds else math.inf
-        if seen < _SAVES_WAITING:
-            yield from training.branch.insist(before, f"taken back: {seen:.2f} times as many pushes")
-            return
-        if isinstance(self.heat, RateHeat | MomentumHeat) and self.heat.is_outer:
-            self.heat = outer
-        yield from self.place()
-
-    def wait(self) -> Steps[None]:
-        """Let all workers wait for each other after all, where that costs less time than staleness does.
-
-        Where none of k workers waits, a gradient is k - 1 updates old, and the highest stable rate per push is pi / (2k - 1)
-        of the inverse curvature; where all wait, and one update is made of k pushes, it is 2 / k. Where servers are the
-        bottleneck, waiting may take no time at all. Workers that do not wait do not tell that well, so it is tried.
-        """
-        training, heat = self._training, self.heat
-        branch, model = training.branch, training.model
-        waiting, workers = self._waiting(branch.setting), len(branch.setting.workers)
-        if not isinstance(heat, RateHeat) or waiting is None or workers < 2 or not self._parts.system_model:
-            return
-        if model.diverged or not self._system.knows:
-            return
-        stable = 4 / math.pi * (workers - 0.5) / workers  # the highest rate per push, over that of workers that do not wait
-        gain = stable * self._system.push_seconds(branch.setting) / self._system.push_seconds(waiting)
-        if _UNDERESTIMATED * gain < _WORTH_WAITING:
-            return
-        yield from training.run(2 * workers, "may all workers wait for each other? First, how often they push as they are")
-        before, alone, waiting = branch.setting, training.push_seconds, self._waiting(branch.setting)
-        why = f"on trial: progress may be {gain:.2f} to {_UNDERESTIMATED * gain:.2f} times as fast if workers wait"
-        if model.diverged or waiting is None or not (yield from branch.change(waiting, why)):
-            return
-        yield from training.run(workers)  # these were begun before
-        yield from training.run(2 * workers)
-        gain = stable * alone / training.push_seconds
-        if model.diverged or gain < _WORTH_WAITING:
-            why = f"taken back: where all wait for each other, progress is {gain:.2f} times as fast"
-            yield from branch.insist(branch.placed(before), why)
-            return
-        training.usual_push_seconds = training.push_seconds
-
-    def _waiting(self, setting: Setting) -> Setting | None:
-        """`setting` with workers that wait for each other after every push; None where they do already, or cannot."""
-        policies, staleness = options(self._job.space.knob("policy")), self._job.space.knob("staleness")
-        if waits(setting):
-            return None
-        if "bsp" in policies:
-            return replace(setting, policy="bsp")
-        if "ssp" in (*policies, setting.policy) and staleness is not None and lowest(staleness) == 0:
-            return replace(setting, policy="ssp", staleness=0)
-        return None
-
     def _words(self, setting: Setting) -> str:
         """What the system model predicts for `setting`."""
         kinds = f"batch {setting.batch_size}, {setting.transfer_bits} bits"
@@ -353,57 +276,20 @@ class Placing:
     def best(self, most_workers: int) -> Setting:
         """The setting of the system with the most progress per second, or per USD, with at most so many workers."""
         now = self._training.branch.setting
-        found = self._candidates.best(self._progress, most_workers)
+        found = self._candidates.best(self._progress.per_second, most_workers)
         kinds = {option for k in self._job.space.knobs if k.name.startswith("role/") for option in options(k)}
         if not kinds & {"both", "idle"}:
             return found
         # A run that is cheap must still end in time.
-        trusted, slowest = (_FRUGAL_TRUSTED, _FRUGAL_SLOWEST) if self._is_frugal else (_TRUSTED, _SLOWEST)
-        least = slowest * self._progress(found) if self._training.saves_usd else 0.0
+        trusted, slowest = (_FRUGAL_TRUSTED, _FRUGAL_SLOWEST) if self._progress.is_frugal else (_TRUSTED, _SLOWEST)
+        least = slowest * self._progress.per_second(found) if self._training.saves_usd else 0.0
         fewest = 0.0 if self._job.target.counts else min(len(self._job.start.workers) / trusted, most_workers)
 
         def value(setting: Setting) -> float:
-            progress = self._progress(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
-            return progress / self._price(setting) if progress >= least else 0.0
+            progress = self._progress.per_second(setting) if fewest <= len(setting.workers) <= most_workers else 0.0
+            return progress / self._progress.price(setting) if progress >= least else 0.0
 
         return RoleSearch(self._job, now, self._training.branch.available, self.shares).best(found, value)
-
-    def _progress(self, setting: Setting) -> float:
-        """Progress per second, up to a factor; for a job that counts, of what it counts."""
-        if self._job.target.metric == "samples" and not self.shares.counts_by_share:
-            return self._system.samples_per_second(setting)
-        if self.shares.counts_by_share:
-            return 1 / self.shares.push_seconds(setting)
-        gain = 1.0
-        if not self._job.target.counts and self._job.space.whole_batch and waits(setting):
-            # A round has the same samples, whoever computes them.
-            return self._counting(setting) / (len(setting.workers) * self._system.push_seconds(setting))
-        if not self._job.target.counts:
-            gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
-            gain *= self._counting(setting)
-        if (self.heat is None or self._is_frugal) and not self._job.target.counts:
-            # Nothing makes up for staleness, or only a lower rate, while every machine has its price: the gradients of all
-            # workers are at one model, as those of a larger mini-batch.
-            gain *= len(setting.workers) ** (BATCH_GAIN - 1)
-        return gain / self._system.push_seconds(setting) * self._training.machine_losses.productive(setting.servers)
-
-    @property
-    def _is_frugal(self) -> bool:
-        """Whether the cheapest run is wanted, of a job whose rate is free: few workers bear a higher one."""
-        return self._training.saves_usd and isinstance(self.heat, RateHeat)
-
-    def _counting(self, setting: Setting) -> float:
-        """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""
-        return math.pow(self.shares.coverage(setting), 1.0 if self.heat is None else BATCH_GAIN)
-
-    def _worth(self, setting: Setting) -> float:
-        """Progress per second, or per USD where the cheapest run is wanted, up to a factor."""
-        return self._progress(setting) / self._price(setting)
-
-    def _price(self, setting: Setting) -> float:
-        """USD per hour where the cheapest run is wanted and they are known; else 1."""
-        usd = self._job.prices.setting_rate(setting).usd_per_hour if self._job.target.minimise == "usd" else 1.0
-        return usd if usd > 0 else 1.0
 
 
 def _uneven(setting: Setting) -> Iterator[tuple[str, Sequence[float]]]:
