@@ -9,7 +9,7 @@ made only where it is expected to save more than it costs. In the order in which
    the exact methods of Cruise take over, or those of the bespoke BO, once bits, threads and the like are chosen. Changes are
    made by the cheapest method that the job offers.
 2. *Nobody waits* (`JointCourse.begin`): first, a job whose changes are restarts and that tells nothing to predict a
-   saving from goes on as it began (`JointCourse.play_recorded`), and so does a quorum where the rate is held. Else the
+   saving from goes on as it began (`recorded_course`), and so does a quorum where the rate is held. Else the
    policy that lets every worker go on, if it is free, or a rate that makes up for staleness is free and policies may be
    installed. A rate that is hotter, or very far cooler, than those that were best in other jobs
    (`learning.heat.rate_prior`) is left for the cooler half of them. Any other start is tried first: it is held while
@@ -52,20 +52,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import cycle
 
-import numpy as np
-
-from tuners.actions import Job, Reconfigure, Rejected, Setting, Tuner
+from tuners.actions import Job, Setting, Tuner
 from tuners.applicability import no_knob_is_free, nothing_to_tune_if
 from tuners.bespoke_bo import bespoke_bo
 from tuners.bespoke_bo.schedules import is_free as loads_are_free
 from tuners.cruise import cruise
 from tuners.joint.job.steps import JobOver, Steps, changed_cheaply
 from tuners.joint.job.training import Training
-from tuners.joint.learning.heat import CopyHeat, Expected, Heat, PolicyHeat, RateHeat, as_hot, fresh, outer_heat
+from tuners.joint.learning.heat import CopyHeat, Heat, PolicyHeat, RateHeat, as_hot, fresh
 from tuners.joint.learning.heat_search import HeatSearch
 from tuners.joint.learning.holding import Holding, RuleParts
 from tuners.joint.learning.waiting import Waiting
@@ -76,6 +73,8 @@ from tuners.joint.machines.placing import LEFT_SHARE, Placing
 from tuners.joint.models.learning_model import is_lost
 from tuners.joint.models.system_model import SystemModel, waits
 from tuners.joint.other_knobs import OtherKnobs
+from tuners.joint.recorded_course import RecordedCourse
+from tuners.joint.start_heat import StartHeat
 from tuners.reasons import counted
 from tuners.settings import BOUNDED, OF_NODES
 
@@ -84,19 +83,10 @@ __all__ = ["JointCourse", "joint"]
 _LEARNING = ("learning_rate", "momentum", "batch_size", "policy", "staleness")
 _PLACES = ("role", "load", "data_share", "model_share")  # what Cruise chooses
 _SPOILING = ("workers", "batch_size", "local_steps", "loads")  # what the system model chooses, and learning depends on
-_FIRST_STEPS = 8  # local steps of the first windows, at most
-_EVALUATION_SHARE = 0.01  # of the seconds left that the first evaluation may take
-_SEARCH_ROUNDS = 12  # mini-batches of every worker that a search takes, at least
-# Deviations from the median of what is expected, of a start that is tried first. A cool one costs a few windows, while a
-# hot one may spoil the model.
-_PLAUSIBLE = (-3.0, 0.5)
-_HARMED = 4.0  # times cooler than a start that has spoilt the model
 _BATCHES = 3  # mini-batches per worker before roles are chosen: with Cruise's 10, much of a short job is over by then
 _DECADES = (0.1, 10.0, 0.01, 100.0, 1e-3, 1e3, 1e-4)  # factors of a heat at which nothing was learned: outwards from it
 _NEWEST = 20  # validations that tell whether a model has died
-_ENDING = 8  # a window has so many times fewer pushes than the run so far: one that ends with it is followed by an idle one
 _LOOK_AGAIN = 1.25  # times as late as before: whether machines that were left alone are worth a change by now
-_COOLER_DEVIATIONS = 0.5  # below the median of what is expected: heat that is too low costs less than one that is too high
 _RESTARTS = (0.5, 2.0, 0.7, 1.4, 0.35, 2.8)  # factors of the heat, from one restart to the next; 1 would repeat itself
 
 
@@ -150,10 +140,10 @@ class JointCourse:
         self.gauge = self.training.model.gauge
         self.placing = Placing(job, self.training, self.system, parts)
         if isinstance(self.heat, CopyHeat):
-            self.training.snapshots.are_wanted = (
-                False  # after a fork all workers pull at once, and all copies are equally old
-            )
-        self.learns = self.harms = False  # whether the start has clearly taught the model something, or spoilt it
+            # After a fork all workers pull at once, and all copies are equally old.
+            self.training.snapshots.are_wanted = False
+        self.start = StartHeat(job, self.training, self.placing, parts)
+        self.recorded = RecordedCourse(job, self.training, self.system)
         self.hurting = math.inf  # the coolest heat that is known to hurt
         self.useless = math.inf  # the coolest heat that has brought nothing when it was tried
 
@@ -165,14 +155,14 @@ class JointCourse:
     def play(self) -> Tuner:
         """Tune until the job ends."""
         try:
-            if not (yield from self.may_pay()):
-                yield from self.play_recorded()
+            if not (yield from self.recorded.may_pay()):
+                yield from self.recorded.play()
                 return
             yield from self.await_checkpoint()
             yield from self.begin()
             if self.training.snapshots.first is None and not self.training.model.pushes:
                 yield from self.keep_untrained()
-            yield from self.measure()
+            yield from self.start.measure()
             yield from self.placing.place()
             others = OtherKnobs(self.job, self.training, self.placing)
             if self.heat is None or self.heat.steps:
@@ -208,14 +198,14 @@ class JointCourse:
             yield from training.run_seconds(seconds, "first, what a checkpoint takes")
             # Also where servers that were lost have undone it since.
             best = model.lowest_level - self.gauge.untrained_level
-            self.learns = model.has_learned or self.gauge.has_learned(math.inf, best)
+            self.start.learns = model.has_learned or self.gauge.has_learned(math.inf, best)
             if model.diverged:
                 yield from training.snapshots.begin_again(training.branch.setting, "the start's model has diverged")
-                self.harms = True
+                self.start.harms = True
 
     def choose(self) -> Steps[Setting]:
         """Choose what is free beside places, where nothing is free that learning depends on; the setting from then on."""
-        if self.job.space.knobs and (yield from self.may_pay()):
+        if self.job.space.knobs and (yield from self.recorded.may_pay()):
             yield from self.placing.measure()
             yield from self.placing.place()
             yield from OtherKnobs(self.job, self.training, self.placing).run()
@@ -282,47 +272,6 @@ class JointCourse:
             )
         )
 
-    def may_pay(self) -> Steps[bool]:
-        """Whether a change may save anything. Where every change is a restart, the first push is looked at before.
-
-        A table of recorded runs tells neither what its pushes take nor what they learn until a run is over. Then nothing
-        can be expected of another setting, while the restart and the model that it gives up are certain.
-        """
-        if self.job.methods != ("checkpoint",):
-            return True
-        yield from self.training.run(1, "every change is a restart: first, what the job tells of its pushes")
-        if not self.system.knows:
-            yield from self.training.run(1, "it tells nothing to predict a saving from: no change pays a restart")
-        return self.system.knows
-
-    def play_recorded(self) -> Steps[None]:
-        """Train to the end of the recorded run, then of those under other settings, each once, until one reaches the target.
-
-        Only a run that is over is left: it completes no push any more, so no other one can be worse.
-        """
-        training, pushes = self.training, self.training.model.pushes
-        branch = training.branch
-        for setting in self._other_runs():
-            done = asked = 0
-            while done == asked:
-                pushes += done
-                asked = max(1, pushes // _ENDING)
-                done = (yield from training.run(asked)).clocks
-            why = "the run is over, and has not reached the target: another recorded setting"
-            with suppress(Rejected):
-                branch.seconds += (yield from Reconfigure(setting, branch=branch.number, reason=why)).seconds
-                branch.setting, pushes = setting, 0
-
-    def _other_runs(self) -> list[Setting]:
-        """The recorded settings beside the start in a drawn order; where the cheapest run is wanted, those of the lowest
-        price by the hour first."""
-        settings = [s for s in self.job.space.recorded if s != self.job.start]
-        drawn = [settings[at] for at in np.random.default_rng(self.job.seed).permutation(len(settings))]
-        if self.job.target.minimise == "seconds":
-            return drawn
-        prices = {s: self.job.prices.setting_rate(s).usd_per_hour for s in drawn}
-        return sorted(drawn, key=lambda s: math.inf if math.isnan(prices[s]) else prices[s])
-
     # ------------------------------------------------------------------------------------------------ 2. nobody waits
 
     def begin(self) -> Steps[None]:
@@ -347,100 +296,7 @@ class JointCourse:
         if not isinstance(self.heat, CopyHeat):
             why = "copies that are as old make gradients too stale"
             yield from self.training.branch.change(fresh(self.job, self.training.branch.setting), why)
-        yield from self._begin_local_steps()
-        if not self.start_is_plausible:
-            yield from self._begin_where_probable()
-
-    @property
-    def start_is_plausible(self) -> bool:
-        """Whether the start may learn well, as far as is known before it was tried."""
-        if self.job.target.counts or self.job.space.takes_local_steps:
-            return False
-        heat = self.heat
-        if heat is None or heat.expected is None:
-            return True
-        apart = math.log(heat.of(self.job.start) / heat.expected.median) / heat.expected.deviation
-        return _PLAUSIBLE[0] <= apart <= _PLAUSIBLE[1]
-
-    def measure(self) -> Steps[None]:
-        """Train until the system is known; then leave the start's rate, if another one is more probable."""
-        if not self.start_is_plausible:
-            yield from self.placing.measure()
-            return
-        yield from self.try_start()
-        yield from self._begin_where_probable()
-
-    def try_start(self) -> Steps[None]:
-        """Train at the start's rate, as long as the target is so near, at the drift that is seen, that no search can pay."""
-        training, gauge, setting = self.training, self.gauge, self.training.branch.setting
-        model = training.model
-        workers, rounds, unseen, validated = len(setting.workers), 2, 0, False
-        begun, known = (training.seconds, model.told_level) if model.pushes else (0.0, math.nan)
-        seen = yield from training.glance(2 * workers)
-        # The first mini-batches have told the level of the untrained model.
-        times, levels = [begun], [gauge.untrained_level if math.isnan(known) else known]
-        is_near = False
-        while not model.diverged and rounds < 2 * _SEARCH_ROUNDS:
-            self.learns = self.learns or seen.helps
-            # Of what was validated before, mini-batches do not tell how it goes on.
-            unseen = 0 if model.validated or not validated else unseen + 1
-            validated = validated or bool(model.validated)
-            if not unseen:
-                times.append(training.seconds)
-                levels.append(model.told_level)
-                at = len(levels) // 2 - 1 if len(levels) > 3 else 0  # the newest half of the time
-                fallen, distance = levels[at] - levels[-1], levels[-1] - gauge.goal(model.minibatches.mean)
-                left = distance * (times[-1] - times[at]) / fallen if fallen > 0 else math.inf
-                is_near = left <= _SEARCH_ROUNDS * (training.seconds - begun) / rounds
-            if not is_near or unseen > 2:
-                break
-            seen = yield from training.glance(workers)
-            rounds += 1
-        worse = math.isfinite(levels[0]) and not levels[-1] < gauge.blank_level + gauge.hurt
-        self.harms = model.diverged or (worse and not self.learns)
-        training.usual_push_seconds = training.push_seconds
-        self.placing.learn_blocks()
-
-    def _begin_local_steps(self) -> Steps[None]:
-        """Where local steps are free: few of them until it is known what they take, with the usual outer optimizer."""
-        setting, knob, outer = self.training.branch.setting, self.job.space.knob("local_steps"), outer_heat(self.job)
-        if knob is not None:
-            setting = replace(setting, local_steps=int(knob.nearest(min(setting.local_steps, _FIRST_STEPS))), node_steps=())
-        if outer is not None and outer.expected is not None and self.parts.prior:
-            setting = outer.scaled(setting, outer.expected.median / outer.of(setting))
-        yield from self.training.branch.change(setting, "few local steps until their time is known; the usual outer rate")
-
-    def _begin_where_probable(self) -> Steps[None]:
-        """Leave a start that is hotter or cooler than the best heats of most jobs, for the cooler half of these."""
-        heat = self.heat
-        if heat is None:
-            return
-        if heat.expected is not None:
-            yield from self._leave_start(heat, heat.expected)
-        # The first mini-batches tell the loss of the untrained model, too, but with more noise.
-        if self.job.evaluate_seconds < _EVALUATION_SHARE * self.placing.seconds_left():
-            yield from self.training.evaluate_untrained()
-
-    def _leave_start(self, heat: Heat, expected: Expected) -> Steps[None]:
-        """Leave the start's heat for a more probable one, unless the start has taught the model something: that tells more
-        than other jobs do."""
-        training = self.training
-        branch = training.branch
-        wanted = expected.median * math.exp(-_COOLER_DEVIATIONS * expected.deviation)
-        here = heat.of(branch.setting)
-        if self.harms:
-            wanted = min(wanted, here / _HARMED)
-        elif self.learns or abs(math.log(here / wanted)) <= _COOLER_DEVIATIONS * expected.deviation:
-            return
-        setting = heat.scaled(branch.setting, wanted / here)
-        usual = heat.words(heat.scaled(branch.setting, expected.median / here))
-        why = (
-            f"{heat.words(branch.setting)} -> {heat.words(setting)}: {usual} would be as hot as the best of other jobs, "
-            f"within a factor of {math.exp(expected.deviation):.2g} of two in three"
-        )
-        # A model that has learned a little bears less heat, so the search would end at a lower one.
-        if not (yield from training.snapshots.begin_again(setting, why)):
-            yield from branch.change(setting, why)
+        yield from self.start.begin()
 
     # -------------------------------------------------------------------------------------------------------- 4. heat
 

@@ -588,7 +588,7 @@ def test_the_search_begins_at_a_probable_rate(factor, moved):
     made = replace(made, start=replace(made.start, learning_rate=rate, momentum=0.0))
     begun, answers = course(made, prior=True), Answers(made, flat)
     answers.run(begun.begin())
-    answers.run(begun.measure())
+    answers.run(begun.start.measure())
     assert begun.heat.of(begun.training.branch.setting) == pytest.approx(
         median * math.exp(-deviation / 2) if moved else factor * median
     )
@@ -1211,7 +1211,7 @@ def test_a_start_that_spoils_the_model_is_left_from_the_untrained_one():
     made = replace(made, start=replace(made.start, learning_rate=1.5 * median / stress(made.start)))
     begun, answers = course(made, prior=True), Answers(made, lambda setting, clocks: [9.0] * clocks)
     begun.training.snapshots.first = kept = answers.run(begun.training.snapshots.take())
-    answers.run(begun.measure())
+    answers.run(begun.start.measure())
     assert begun.training.branch.number == kept.branch
     assert begun.heat.of(begun.training.branch.setting) == pytest.approx(1.5 / 4 * median)
 
