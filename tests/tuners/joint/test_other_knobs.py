@@ -9,7 +9,7 @@ import pytest
 from harness.drive import play
 from harness.scenario import scenario
 from tests.support.toy import job, window
-from tests.tuners.joint.test_decisions import Answers, course
+from tests.tuners.joint.answers import Answers, course
 from tests.tuners.joint.test_joint import fixed
 from tuners.actions import Cost, Reconfigure, Run
 from tuners.joint import joint

@@ -9,7 +9,7 @@ import pytest
 import harness
 from tests.support.marks import slow
 from tests.support.toy import job, window
-from tests.tuners.joint.test_decisions import RATE, Answers, course, flat
+from tests.tuners.joint.answers import RATE, Answers, course, flat
 from tuners.actions import Cost, Install, NodeEvent, Reconfigure, Rejected, Run, ServerWindow
 from tuners.joint import joint
 from tuners.joint.machines.candidates import RoleSearch
