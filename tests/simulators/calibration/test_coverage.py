@@ -2,7 +2,7 @@
 
 Each truth is drawn, and its recording has other settings than those that are predicted: more workers, other numbers of
 servers. Runs have noise of 3 % beside that of single mini-batches. Another test counts for many truths that the closed form
-makes, and fits: of the model's own form, and of another one. Parts of the intervals: test_validation.py, test_calibrate.py.
+makes, and fits: of the model's own form, and of another one. Parts of the intervals: test_validation.py, test_fit.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of computing slow machines take longer for, told by how they differ from fast ones; speeds: test_calibrate.py."""
+"""What of computing slow machines take longer for, told by how they differ from fast ones."""
 
 from __future__ import annotations
 
