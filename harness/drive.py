@@ -157,7 +157,7 @@ class _TimedTuner:
 
     def next(self, answer: Any) -> Action[Any] | None:
         """The tuner's next action after `answer`; None if it has returned. Raises _RunFailedError for every fault, and
-        Rejected where the tuner does not catch a refusal."""
+        Rejected where the tuner does not catch that `answer` is a refusal."""
         if not isinstance(self._tuner, Generator):
             raise _RunFailedError(_no_generator(self._tuner))
         started = time.perf_counter()
@@ -166,7 +166,7 @@ class _TimedTuner:
                 action = next_action(self._tuner, answer)
         except StopIteration:
             return None
-        except (Rejected, _RunFailedError):
+        except _RunFailedError:
             raise
         except ThinkingLimitError as error:
             raise _RunFailedError(
@@ -174,6 +174,9 @@ class _TimedTuner:
                 "it must yield an action, or return."
             ) from error
         except (Exception, SystemExit) as error:
+            if isinstance(error, Rejected) and isinstance(answer, Rejected):
+                raise
+            # Also Rejected, of a setting that the tuner has made or checked by itself: nothing was asked of the system.
             raise _RunFailedError(f"The tuner raised {described(error)}") from error
         finally:
             self.seconds += time.perf_counter() - started
@@ -195,10 +198,7 @@ def _until_over(timed: _TimedTuner, system: System, idle_exchanges: int) -> Gene
     """Carry out what the tuner asks until the job has ended; yields every exchange, and returns how the job ended."""
     branches = [0]  # the branches alive; the one that trained last is the last element
     idle, spent_at = 0, system.now
-    try:
-        action = timed.next(None)
-    except Rejected as error:
-        raise _RunFailedError(f"The tuner raised {described(error)}") from error
+    action = timed.next(None)
     exchange: Exchange | None = None
     while action is not None:
         ended = yield from _over(system, exchange)

@@ -44,11 +44,15 @@ def unknown_key(message: str) -> UnknownKey | None:
 
 
 def near_keys(message: str, keys: Mapping[str, Iterable[str]]) -> str:
-    """msgspec's message about a table, with advice where it is about an unknown key; `keys` of the table "" itself, and of
-    the tables in it by their key."""
+    """msgspec's message about a table, as "key: what is wrong", with advice where it is about an unknown key; `keys` of the
+    table "" itself, and of the tables in it by their key."""
     unknown = unknown_key(message)
     if not unknown or (within := re.split(r"[.\[]", unknown.path)[0]) not in keys:
-        return message
+        said, _, path = message.partition(" - at `$")
+        path = path.strip("`.")
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", said):
+            return f"{path or 'it'} lacks the key {missing[1]!r}; give it."
+        return f"{path}: {said[0].lower()}{said[1:].rstrip('.')}." if path else message
     place = f"{within} has" if within else "there is"
     nested = [f"{table}.{key}" for table, names in keys.items() if table for key in names] if not within else []
     return f"{place} no key {unknown.key!r}; {near_names(unknown.key, [*keys[within], *nested])}"

@@ -6,6 +6,7 @@ settings a job cannot run under.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -127,7 +128,10 @@ class Space:
         return {k.name: k.sample(rng) for k in self.knobs}
 
     def setting(self, values: Mapping[str, Scalar]) -> Setting:
-        """The base setting with these values of knobs. Raises ValueError for a name that is no knob of this space."""
+        """The base setting with these values of knobs; `check` says whether a job can run under it.
+
+        Raises ValueError for a name that is no knob of this space, Rejected for a `worker_count` out of its range.
+        """
         unknown = sorted(set(values) - set(self.names))
         if unknown:
             raise ValueError(f"No knob {unknown[0]!r} in this space: it has {', '.join(self.names) or 'none'}.")
@@ -258,7 +262,7 @@ def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
     """`setting` with the roles of `values`; other workers or servers than those of the base have equal loads and shares."""
     names = [n.name for n in space.nodes]
     if "worker_count" in values:
-        count = int(values["worker_count"])
+        count = _worker_count(space, values["worker_count"])
         setting = replace(setting, workers=tuple(names[:count]), servers=tuple(names[count:]))
     roles = {n: values[f"role/{n}"] for n in names if f"role/{n}" in values}
     if roles:
@@ -272,6 +276,14 @@ def _with_roles(space: Space, setting: Setting, values: Mapping[str, Scalar]) ->
         # Loads and shares of the base belong to its own workers and servers; other ones get equal shares.
         setting = replace(setting, loads=(), data_shares=(), model_shares=(), block_owners=())
     return setting
+
+
+def _worker_count(space: Space, value: Scalar) -> int:
+    """`value` as a count. A setting has names of nodes in its place, so `check` could not tell what was asked."""
+    knob = next(k for k in space.knobs if k.name == "worker_count")
+    if not (isinstance(value, numbers.Real) and float(value).is_integer() and knob.contains(int(value))):
+        raise Rejected(f"Cannot set worker_count to {value!r}: this scenario allows {_allowed(knob)}.")
+    return int(value)
 
 
 def _with_shares(space: Space, setting: Setting, values: Mapping[str, Scalar]) -> Setting:

@@ -152,6 +152,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     with stages("calibrating") as watch:
         fits = fit_all(recording.rows, said.constants(recording), watch=watch, links=said.links_left_open)
     text = to_toml(fits, recording, origin)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(options.out, text.encode())
     for name, fit in fits.items():
         print(f"{name}: {fit.rows} settings, median error {fit.error:.1%}")

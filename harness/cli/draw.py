@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from harness.cli.parsing import some_path
+from harness.cli.parsing import some_path, whole
 
 __all__ = ["add_draw"]
 
@@ -27,8 +27,8 @@ def add_draw(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the command to a parser."""
     draw = add_parser("draw", help="write drawn scenarios", description=_ABOUT, epilog=_MORE)
     draw.add_argument("family", metavar="FAMILY", help="see `harness list families`")
-    draw.add_argument("--first", type=int, default=0, metavar="N", help="index of the first member (default: 0)")
-    draw.add_argument("--count", type=int, default=1, metavar="N", help="how many (default: 1)")
+    draw.add_argument("--first", type=whole(0), default=0, metavar="N", help="index of the first member (default: 0)")
+    draw.add_argument("--count", type=whole(1), default=1, metavar="N", help="how many (default: 1)")
     draw.add_argument("--out", type=some_path, required=True, metavar="DIR", help="folder to write to")
     draw.set_defaults(run=_draw)
 

@@ -24,7 +24,7 @@ def add_new(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     command = add_parser("new", help="write a tuner of your own to start from", description=_ABOUT)
     command.add_argument("what", choices=("tuner",), help="what to write")
     command.add_argument("name", metavar="NAME", help="of the tuner: a word in small letters, as in my_tuner")
-    command.add_argument("--out", type=out_folder, metavar="DIR", help="folder to write (default: NAME-tuner)")
+    command.add_argument("--out", type=out_folder, metavar="DIR", help="folder to write (default: NAME-tuner, with - for _)")
     command.set_defaults(run=_new)
 
 

@@ -213,7 +213,7 @@ def _kinds(error: str) -> str:
     """What may be written, as a sentence, where msgspec's `error` is about the kind of a model or of data; else ""."""
     for key, kinds in (("model", Model), ("data", Source)):
         if f"$.{key}.kind" in error:
-            return f"; choose one of {', '.join(sorted(kind.__struct_config__.tag for kind in get_args(kinds)))}."
+            return f" Choose one of {', '.join(sorted(kind.__struct_config__.tag for kind in get_args(kinds)))}."
     return ""
 
 

@@ -280,6 +280,11 @@ def returns_a_pair(job: Job) -> Any:
     return 0, Run(clocks=3)
 
 
+def checks_by_itself(job: Job) -> Tuner:
+    yield from Run(clocks=3)
+    job.space.check(replace(job.start, workers=()))
+
+
 def asks_for_the_impossible(job: Job) -> Tuner:
     yield from Run(clocks=3, branch=[])  # type: ignore[arg-type]
 
@@ -293,6 +298,7 @@ def asks_for_the_impossible(job: Job) -> Tuner:
         (yields_a_class, r"The tuner yielded <class .*Run'>, which is no action"),
         (yields_nothing, r"The tuner yielded None, which is no action"),
         (does_not_catch, r"The tuner did not catch that an action was refused: Cannot use branch 7"),
+        (checks_by_itself, r"The tuner raised Rejected: Cannot run with no workers.* \(test_drive\.py, line \d+\)"),
         (spends_no_time, r"The tuner trained nothing in 1000 exchanges"),
         (spends_crumbs, r"The tuner trained nothing in 1000 exchanges"),
         (forks_for_ever, r"The tuner trained nothing in 1000 exchanges"),

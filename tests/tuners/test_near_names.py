@@ -10,9 +10,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: int = 0
 
 
+class Needy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: int
+
+
 class Whole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: list[Part] = []
     demand: Part = Part()
+    needed: Needy | None = None
 
 
 def said_of(table):
@@ -43,6 +48,11 @@ def test_a_key_that_is_unknown_is_answered_with_the_nearest_of_its_table():
         near_keys(said_of({"demand_size": 1}), keys) == "there is no key 'demand_size'; did you mean demand.size or demand?"
     )
     assert near_keys("anything else", keys) == "anything else"
+
+
+def test_other_mistakes_are_told_with_their_key():
+    assert near_keys(said_of({"parts": [{}, {"size": "one"}]}), {}) == "parts[1].size: expected `int`, got `str`."
+    assert near_keys(said_of({"needed": {}}), {}) == "needed lacks the key 'size'; give it."
 
 
 def test_many_names_are_shown_by_a_command():

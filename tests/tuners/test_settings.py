@@ -271,6 +271,19 @@ def test_the_number_of_workers_is_bounded_as_the_scenario_says():
         s.check(replace(BASE, workers=("a",), servers=("b", "c", "d")))
 
 
+@pytest.mark.parametrize("count", [-1, 0, 4, 99, 2.5, float("nan"), "2"])
+def test_a_count_of_workers_that_names_no_nodes_is_refused(count):
+    # -1 would be all nodes but the last, as a slice has it: a legal setting that nobody asked for.
+    s = space(Integer("worker_count", 1, 3))
+    with pytest.raises(Rejected, match=f"^Cannot set worker_count to {count!r}: this scenario allows 1 to 3"):
+        s.setting({"worker_count": count})
+
+
+@pytest.mark.parametrize("count", [2, 2.0, np.int64(2), np.float32(2)])
+def test_a_count_of_workers_may_be_any_whole_number(count):
+    assert space(Integer("worker_count", 1, 3)).setting({"worker_count": count}).workers == ("a", "b")
+
+
 @given(SEEDS)
 def test_without_knobs_only_the_base_is_admitted(seed):
     rng = np.random.default_rng(seed)

@@ -422,6 +422,8 @@ MISTAKES = [
         "harness new: error: cannot use --out 'notes.txt/x': give another name; ...",
     ),
     ("draw learnin --out x", "harness: No family 'learnin': did you mean learning?"),
+    ("draw learning --count 0 --out x", "harness draw: error: cannot use --count '0': give a whole number, 1 or more"),
+    ("draw learning --first -1 --out x", "harness draw: error: cannot use --first '-1': give a whole number, 0 or more"),
     ("trace", "harness trace: error: missing: COMMAND"),
     ("trace shwo folder", "harness trace: error: there is no 'shwo': did you mean show?"),
     (

@@ -300,8 +300,10 @@ def test_members_are_written_as_they_are_played(tmp_path: Path, capsys: pytest.C
     ("arguments", "reason"),
     [
         (["draw", "lerning"], "harness: No family 'lerning': did you mean learning?"),
-        (["draw", "learning", "--first", "-1"], "harness: Cannot draw 'learning[-1:0]': members are numbered from 0"),
-        (["draw", "learning", "--count", "0"], "harness: Cannot draw 'learning[0:0]'"),
+        (
+            ["draw", "learning", "--first", "999999", "--count", "2"],
+            "harness: Cannot draw 'learning[999999:1000001]': members are numbered from 0 to 999999",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

@@ -62,7 +62,7 @@ def dl2_file(path: Path, noise=0.02) -> None:
 
 def test_the_command_calibrates_to_speeds_of_dl2(tmp_path, capsys):
     dl2_file(tmp_path / "config_speed.txt")
-    out = tmp_path / "made.toml"
+    out = tmp_path / "new folder" / "made.toml"
     command = ["calibrate", "--from", "dl2-config-speed", str(tmp_path / "config_speed.txt"), "--out", str(out)]
     assert main.main(command) == 0
     said = tomllib.loads(out.read_text())
