@@ -81,10 +81,9 @@ class _Choice:
         if better == setting.checkpoint_seconds or setting.servers in self._barred:
             return
         known = "takes" if losses.measured else "may take"
-        seen = "are lost" if losses.seen else "may be lost, as far as is known yet,"
         why = (
             f"a checkpoint every {better:.3g} s instead of {setting.checkpoint_seconds:.3g} s: one {known} "
-            f"{losses.pause_seconds:.3g} s, and these servers {seen} every {losses.mean_seconds(setting.servers):.3g} s"
+            f"{losses.pause_seconds:.3g} s, and {losses.told(setting.servers)}"
         )
         wanted = replace(setting, checkpoint_seconds=better)
         try:

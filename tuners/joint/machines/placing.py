@@ -38,6 +38,8 @@ WORTH = 1.07
 CHANGE_SECONDS = 15.0
 """Of a change of the system, until one was measured."""
 
+_IN_PLACE_SECONDS = 2.0  # of a change that leaves roles and shares as they are: what TensorFlowOnline needs for its graph
+_PLACES = ("workers", "servers", "data_shares", "model_shares", "block_owners")
 _SYSTEM = ("worker_count", "role", "transfer_bits", "batch_size", "intra_threads", "local_steps")
 _SHARES = ("load", "data_share", "model_share")
 _TRUSTED = 2.0  # times as few workers as at the start: what the progress of a push is trusted to be known for
@@ -159,7 +161,7 @@ class Placing:
         # The mean of one batch bears the same rate, whoever computes how much of it.
         best = best if self._job.space.whole_batch and waits(best) else as_hot(self.heat, best, branch.chosen)
         gain = self._progress.worth(best) / here if here > 0 else math.inf
-        left, cost = self.seconds_left(), branch.change_seconds or CHANGE_SECONDS
+        left, cost = self.seconds_left(), branch.change_seconds or self._expected_cost(best)
         lasts = min(left, training.machine_losses.lifetime_seconds(machines_of(best) - machines_of(before)))
         saved = lasts * (1 - 1 / gain) if gain > 0 else 0.0
         worth = gain > WORTH and saved > cost if self._parts.cost_rule else gain > 1
@@ -175,6 +177,12 @@ class Placing:
         if stranded:
             why = f"a machine is not available any more: {self._words(before)} -> {self._words(best)}"
         return _Choice(best, why, here, stranded)
+
+    def _expected_cost(self, setting: Setting) -> float:
+        """Seconds of a change to `setting`, before any was measured."""
+        now = self._training.branch.setting
+        stays = all(getattr(now, name) == getattr(setting, name) for name in _PLACES)
+        return _IN_PLACE_SECONDS if stays and "relocate" in self._job.methods else CHANGE_SECONDS
 
     def _made(self, choice: _Choice) -> Steps[bool]:
         """Change to what was chosen; whether the branch now runs under it."""

@@ -51,10 +51,11 @@ class MachineLosses:
             elif "detect" in change.steps:
                 self._recovery_seconds = max(self._recovery_seconds, change.stall_seconds)
 
-    @property
-    def seen(self) -> bool:
-        """Whether any machine was lost."""
-        return any(self._moments.values())
+    def told(self, servers: Iterable[str]) -> str:
+        """What is known of the losses of `servers`, in words."""
+        if not any(self._moments.values()):
+            return f"no machine was lost in {self._seconds:.0f} s"
+        return f"these servers are lost every {self.mean_seconds(servers):.3g} s"
 
     def mean_seconds(self, servers: Iterable[str]) -> float:
         """Between two losses of any of `servers`: those of one moment cost one return. A job that has just begun is taken to
