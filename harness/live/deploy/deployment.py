@@ -158,6 +158,7 @@ def _played(
             rates=rates,
             join_seconds=wanted.live.limits.join_seconds,
             silent_seconds=wanted.live.limits.silent_seconds,
+            say=partial(say, console),
         ) as processes:
             folder.begin()  # not before: there is room for the job
             log = job_folder.ExchangeLog(kept, wanted.out)

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from harness.ray_cluster import joined, protected, quiet_services
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
 _RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
+_HANG_SECONDS = 20.0  # longest wait for an answer, which may have the whole model; then the coordinator is killed
 _LISTEN_SECONDS = 0.25  # from one question about silent processes to the next
 _STOP_SECONDS = 5.0  # longest end of processes, which are killed: only a kernel that is very busy takes longer
 
@@ -103,13 +104,14 @@ def launch(
     rates: Mapping[str, float] | None = None,
     join_seconds: float = 300.0,
     silent_seconds: float = SILENT_SECONDS,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
     long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. `join_seconds`: longest wait for
-    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. Raises ValueError if
-    the cluster has no room now.
+    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. `say` is told when the
+    coordinator is gone, or silent. Raises ValueError if the cluster has no room now.
     """
     with private_folder() as folder, emulated_links(rates) if rates else nullcontext() as links:
         processes = JobProcesses(
@@ -122,6 +124,7 @@ def launch(
             links=links,
             join_seconds=join_seconds,
             silent_seconds=silent_seconds,
+            say=say,
         )
         try:
             processes.begin()
@@ -145,13 +148,15 @@ class JobProcesses:
         links: EmulatedLinks | None,
         join_seconds: float,
         silent_seconds: float,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """The options are those of `launch`; `links` are emulated for the nodes, unless None."""
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._links = links
-        self._answer_seconds, self._silent_seconds = join_seconds, silent_seconds
+        self._join_seconds, self._silent_seconds, self._say = join_seconds, silent_seconds, say
+        self._answered = False  # the coordinator has, so it has started
         self._several = len(machines) > 1
         self._versions = versions() if self._several else {}
         self._protects, self._emulates = self._several and not insecure, emulates
@@ -183,22 +188,41 @@ class JobProcesses:
         """Ask the coordinator by the name of a member of `CoordinatorClient`; what it raises is raised here.
 
         While the coordinator restarts from its journal this waits, and asks again: a command that was under way when it
-        died may then be carried out twice. Raises RuntimeError if it does not come back.
+        died may then be carried out twice. One that does not answer for long hangs, and is restarted. Raises RuntimeError
+        if it does not come back.
         """
-        until = time.monotonic() + self._answer_seconds
+        restarts, until = False, time.monotonic() + self._join_seconds
         while True:
+            asked, starts = self._coordinator_actor.ask.remote(name, given, named), restarts or not self._answered
             try:
-                answer = ray.get(self._coordinator_actor.ask.remote(name, given, named), timeout=self._answer_seconds)
+                answer = ray.get(asked, timeout=max(until - time.monotonic(), 0.0)) if starts else self._soon(asked)
             except exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
-                if time.monotonic() > until or isinstance(error, exceptions.GetTimeoutError):
+                if starts and time.monotonic() >= until:
                     said = " ".join(str(error).split())
                     raise RuntimeError(f"Cannot ask the coordinator for {name!r}: it is gone ({said}).") from None
+                if not starts:
+                    restarts, until = True, time.monotonic() + _RETURN_SECONDS
+                    hangs = isinstance(error, exceptions.GetTimeoutError)
+                    if hangs:
+                        ray.kill(self._coordinator_actor, no_restart=False)
+                    # No event of the job's status: who shows that waits for the driver, which waits here.
+                    self._say(f"The coordinator {'hangs' if hangs else 'has died'}: it starts again from its journal.")
                 time.sleep(0.05)
             else:
-                self._answer_seconds = min(self._answer_seconds, _RETURN_SECONDS)
+                self._answered = True
+                if restarts:
+                    self._say("The coordinator is back.")
                 return answer
+
+    def _soon(self, asked: Any) -> Any:
+        """The answer to a question. Says when it is late; raises GetTimeoutError where the coordinator hangs."""
+        try:
+            return ray.get(asked, timeout=self._silent_seconds)
+        except exceptions.GetTimeoutError:
+            self._say(f"The coordinator has not answered for {self._silent_seconds:g} s.")
+            return ray.get(asked, timeout=_HANG_SECONDS)
 
     # ----------------------------------------------------------------------------------------------------------- processes
 

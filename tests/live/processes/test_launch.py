@@ -140,6 +140,63 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
     }
 
 
+class PretendRay:
+    """Ray, whose calls of the coordinator end as `ends` says, one after the other."""
+
+    def __init__(self, *ends):
+        self.ends, self.ask, self.killed = list(ends), SimpleNamespace(remote=lambda *_: None), 0
+
+    def get(self, _, timeout):
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def kill(self, _, no_restart):
+        assert not no_restart
+        self.killed += 1
+
+
+DIED, LATE = ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError()
+AGAIN = "it starts again from its journal."
+
+
+@pytest.mark.parametrize(
+    ("ends", "killed", "said"),
+    [
+        ([1, DIED, DIED, 2], 0, [f"The coordinator has died: {AGAIN}", "The coordinator is back."]),
+        ([1, LATE, 2], 0, ["The coordinator has not answered for 3 s."]),
+        (
+            [1, LATE, LATE, DIED, 2],
+            1,
+            ["The coordinator has not answered for 3 s.", f"The coordinator hangs: {AGAIN}", "The coordinator is back."],
+        ),
+        ([DIED, 1, 2], 0, []),
+    ],
+    ids=["died", "late", "hangs", "not up yet"],
+)
+def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restarted(
+    monkeypatch, tmp_path, ends, killed, said
+):
+    """The view cannot say so: it waits for the driver, which waits for the coordinator."""
+    pretended, told = PretendRay(*ends), []
+    options = {
+        "insecure": True,
+        "emulates": False,
+        "links": None,
+        "join_seconds": 60.0,
+        "silent_seconds": 3.0,
+        "say": told.append,
+    }
+    placement = place_nodes(nodes(1), [ClusterNode("1", "a", 1)])
+    processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
+    monkeypatch.setattr(processes, "_coordinator_actor", pretended)
+    monkeypatch.setattr(launch.ray, "get", pretended.get)
+    monkeypatch.setattr(launch.ray, "kill", pretended.kill)
+    assert [processes.ask("poll"), processes.ask("poll")] == [1, 2]
+    assert (pretended.killed, told) == (killed, said)
+
+
 def test_why_a_process_could_not_begin_is_told(monkeypatch):
     """Ray's text has tracebacks, and ends with what happened: a machine lacks the package, or a library."""
     text = "\n  File x\n\nModuleNotFoundError: No module named 'harness.live'\n"
