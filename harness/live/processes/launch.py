@@ -251,14 +251,12 @@ class JobProcesses:
     def lost(self) -> Mapping[str, str]:
         """Processes that have died or hung since the last call, with the reason. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
-        found = self._lost | {self._runs[run]: f"{_reason(run)}{self._where(self._runs[run])}" for run in ended}
+        found = {self._runs[run]: f"{_reason(run)}{self._where(self._runs[run])}" for run in ended} | self._lost
         self._lost = {}
         for name, generation in self._silent().items():
             # An older generation of the name may be silent because it was replaced.
             if name in self._actors and name not in found and generation == self._generations[name]:
-                found[name] = (
-                    f"nothing was heard of it for {self._silent_seconds:g} s: it hangs, or is cut off{self._where(name)}"
-                )
+                found[name] = f"nothing was heard for {self._silent_seconds:g} s: hanging, or cut off{self._where(name)}"
         if found:
             self.stop(found)
         return found
@@ -301,7 +299,7 @@ class JobProcesses:
         """Processes whose node has lost its room are lost: Ray would let one that has not begun yet wait for ever."""
         gone = self._rooms.take_gone()
         lost = [name for name in self._actors if node_of(name) in gone]
-        self._lost |= {name: f"its machine has left the Ray cluster{self._where(name)}" for name in lost}
+        self._lost |= {name: f"the machine has left the Ray cluster{self._where(name)}" for name in lost}
 
     def _where(self, name: str) -> str:
         """The machine that a process runs on, or ran on last, in brackets; nothing where all are on one."""
@@ -381,7 +379,7 @@ def _reason(run: Any) -> str:
     except exceptions.ActorDiedError as error:
         if getattr(error, "actor_init_failed", False):  # the last line has what happened, after tracebacks
             return f"it could not begin: {str(error).strip().splitlines()[-1]}"
-        return f"its process died ({type(error).__name__})"
+        return f"killed, or crashed ({type(error).__name__})"
     except exceptions.RayError as error:
-        return f"its process died ({type(error).__name__})"
+        return f"killed, or crashed ({type(error).__name__})"
     return "it ended"

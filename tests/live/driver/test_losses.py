@@ -159,6 +159,32 @@ def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monke
         assert "no machine" not in history(live)
 
 
+def test_a_machine_that_is_lost_is_told_once_with_what_was_on_it():
+    """Its processes hang, are started there again and die, and then Ray notices."""
+    pretend, gone = PretendProcesses(SPEC.job), ("server/n2", "worker/n1")
+    start, reasons = pretend.start, ["crashed"]
+
+    def starting(names):
+        start([n for n in names if n not in gone])
+        if reasons and set(names) & set(gone):
+            pretend.gone |= dict.fromkeys(gone, reasons.pop(0))
+
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        pretend.start = starting
+        pretend.kill(*gone, why="nothing was heard")
+        until(live, lambda: not reasons)
+        live.perform(Run(seconds=0.3))
+        pretend.nodes -= {"n1", "n2"}
+        pretend.kill(*gone, why="the machine has left")
+        live.perform(Run(seconds=0.3))
+        assert re.findall("[^|]* (?:lost|gone)[^|]*", history(live)) == ["server/n2, worker/n1 are lost: nothing was heard"]
+        # On the next machine, it is told again.
+        reasons.append("out of memory")
+        pretend.nodes |= {"n1", "n2"}
+        until(live, lambda: "server/n2, worker/n1 are lost: out of memory" in history(live))
+
+
 def test_a_process_that_cannot_start_is_given_up_and_tried_again_on_the_next_machine_of_its_node():
     pretend = PretendProcesses(SPEC.job)
     starts, start = [], pretend.start
@@ -172,7 +198,8 @@ def test_a_process_that_cannot_start_is_given_up_and_tried_again_on_the_next_mac
         live.perform(Run(clocks=10))
         pretend.start = starting
         pretend.kill("worker/n1")
-        until(live, lambda: "worker/n1 is not started again" in history(live))
+        until(live, lambda: "worker/n1 is not started again, for it was lost each time" in history(live))
+        assert "before it had joined: it failed" in history(live)
         live.perform(Run(seconds=0.5))
         assert (starts.count("worker/n1"), history(live).count("not started again")) == (6, 1)
         pretend.nodes -= {"n1"}
@@ -261,7 +288,7 @@ def test_a_worker_whose_computation_hangs_is_named_and_replaced(processes, monke
         assert live.perform(Run(clocks=50)).clocks >= 50
         assert not in_vain
         assert re.search(r"no push for \d+ s: worker/n1 has not computed mini-batch \d+", history(live))
-        assert "worker/n1 is lost: training waited for it for too long" in history(live)
+        assert "worker/n1 is lost: training waited too long" in history(live)
         until_whole(live)
         lost = assert_counts(live)
         assert first or lost == 0  # a view takes pushes back that a worker replaced then had kept for it
@@ -284,7 +311,7 @@ def test_a_server_that_hangs_is_named_and_replaced(processes, monkeypatch):
         goes_on.clear()
         assert live.perform(Run(clocks=50)).clocks >= 50
         assert not in_vain
-        assert "server/n2 is lost: training waited for it for too long" in history(live)
+        assert "server/n2 is lost: training waited too long" in history(live)
         assert not re.search(r"worker/\w+ is lost", history(live))
         until_whole(live)
         assert assert_counts(live) == 0

@@ -135,8 +135,8 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
     processes._note_gone()
     where = {name: f" (on {hosts(placement)[name[-2:]]})" if count > 1 else "" for name in ("worker/n0", "worker/n1")}
     assert processes.lost() == {
-        "worker/n0": f"its machine has left the Ray cluster{where['worker/n0']}",
-        "worker/n1": f"nothing was heard of it for 3 s: it hangs, or is cut off{where['worker/n1']}",
+        "worker/n0": f"the machine has left the Ray cluster{where['worker/n0']}",
+        "worker/n1": f"nothing was heard for 3 s: hanging, or cut off{where['worker/n1']}",
     }
 
 
@@ -298,7 +298,7 @@ def test_processes_on_nodes_that_die_are_noticed_and_replaced(loop_cluster):
             loop_cluster.kill(next(i for i in loop_cluster.nodes if loop_cluster.ip(i) == home))
             lost = until(processes.lost)
             assert lost.keys() == {s for s in servers if s.partition("/")[2] in gone}
-            assert all("died" in why or "nothing was heard" in why for why in lost.values())
+            assert all("crashed" in why or "nothing was heard" in why for why in lost.values())
             until(lambda: processes.nodes.isdisjoint(gone))
             until(lambda: processes.nodes == {"n0", "n1", "n2", "n3"})
             assert sorted(Counter(processes.machines.values()).values()) == [2, 2]  # not all on one machine

@@ -44,7 +44,7 @@ class EmulatedNodes:
         present = self._plane.present
         if killed := [n for n in self._running if n != EVALUATOR and node_of(n) in gone]:
             self.stop(killed)
-            self._gone |= dict.fromkeys(killed, "the scenario takes its node away")
+            self._gone |= dict.fromkeys(killed, "the scenario takes the node away")
         if here := [n for n in self._waiting if node_of(n) in present]:
             self.start(here)
         new, self._told = self._plane.events[self._told :], len(self._plane.events)
