@@ -135,8 +135,8 @@ def _run_job(options: argparse.Namespace) -> int:
     from harness.cli.display import stages, terminal
     from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
-    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated
-    from harness.live.deploy.job_folder import CHECKPOINT, exchanges_of, private
+    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated, what_is_saved
+    from harness.live.deploy.job_folder import exchanges_of, private
     from harness.scenario import load
     from harness.score import ending, score
 
@@ -157,8 +157,7 @@ def _run_job(options: argparse.Namespace) -> int:
     if options.beside:
         say(console, "Running the same job in the simulator.")
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    saved = "Model, checkpoint, log" if (wanted.out / CHECKPOINT).exists() else "Log"  # it can fail before there is one
-    say(console, f"{saved} and trace: {wanted.out}")
+    say(console, f"{what_is_saved(wanted.out)} and trace: {wanted.out}")
     with stages("Writing the page"), private():
         written = page.write(wanted.out)
     say(console, f"The page: {written}")

@@ -159,6 +159,16 @@ def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monke
         assert "no machine" not in history(live)
 
 
+def test_a_job_has_a_checkpoint_as_soon_as_it_trains():
+    """So one that loses its only server has a model, and one whose driver is killed can be resumed."""
+    kept = []
+    with LiveSystem(SPEC, PretendProcesses(SPEC.job), keep=kept.append) as live:
+        until(live, lambda: kept)
+        live.perform(Run(seconds=0.3))
+    assert len(kept) == 1  # the next one is due much later
+    assert kept[0].seconds < job_saver.CHECKPOINT_SECONDS
+
+
 def test_a_machine_that_is_lost_is_told_once_with_what_was_on_it():
     """Its processes hang, are started there again and die, and then Ray notices."""
     pretend, gone = PretendProcesses(SPEC.job), ("server/n2", "worker/n1")
