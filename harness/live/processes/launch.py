@@ -302,8 +302,13 @@ class JobProcesses:
         self._lost |= {name: f"the machine has left the Ray cluster{self._where(name)}" for name in lost}
 
     def _where(self, name: str) -> str:
-        """The machine that a process runs on, or ran on last, in brackets; nothing where all are on one."""
-        return f" (on {self._rooms.host(node_of(name))})" if self._several and name != EVALUATOR else ""
+        host = self.host(name)
+        return f" (on {host})" if host else ""
+
+    def host(self, name: str) -> str:
+        """The address of the machine that a process is on, was on last, or is to start on; "" where all are on one, and of
+        the evaluator, which is here."""
+        return self._rooms.host(node_of(name)) if self._several and name != EVALUATOR else ""
 
     def move_node(self, node: str) -> bool:
         """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""

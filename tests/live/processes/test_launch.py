@@ -18,6 +18,7 @@ from harness.live.processes import launch, node_rooms
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.node_rooms import NodeRooms
 from harness.live.processes.placement import ClusterNode, place_nodes
+from harness.live.processes.runtime import starting_words
 from harness.live.transport.ray_calls import RayTransport
 from tests.live.support.ones import ONES, Ones
 from tuners import policies
@@ -195,6 +196,21 @@ def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restar
     monkeypatch.setattr(launch.ray, "kill", pretended.kill)
     assert [processes.ask("poll"), processes.ask("poll")] == [1, 2]
     assert (pretended.killed, told) == (killed, said)
+
+
+def test_processes_that_are_not_up_yet_are_named_with_their_machines():
+    hosts_of = {
+        "server/n2": "10.0.0.2",
+        "worker/n0": "10.0.0.1",
+        "worker/n1": "10.0.0.2",
+        "worker/evaluator": "",
+        "worker/n3": "x",
+    }
+    words = starting_words(hosts_of, {"worker/n3": 4.0}, hosts_of.__getitem__)
+    assert words == (
+        "compiling, 4 s: worker/n3; "
+        "not up yet: server/n2, worker/n1 (on 10.0.0.2), worker/n0 (on 10.0.0.1), worker/evaluator"
+    )
 
 
 def test_why_a_process_could_not_begin_is_told(monkeypatch):

@@ -87,6 +87,10 @@ class EmulatedNodes:
         self._gone = {}
         return found
 
+    def host(self, name: str) -> str:
+        """The address of the machine that a process is on, or is to start on; "" where all are on one."""
+        return self._processes.host(name)
+
     @property
     def nodes(self) -> frozenset[str]:
         """Nodes of the job that have a machine, and are present in the scenario, now."""
