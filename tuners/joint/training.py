@@ -41,6 +41,8 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[Action[Any], Any, T]
 """Actions, and in the end a result."""
 
+_Room: TypeAlias = tuple[int, dict[str, float], tuple[str, ...], frozenset[str]]
+
 _WINDOWS = 4  # windows that one may be as long as, where there is nothing to decide before
 _EVALUATION_SHARE = 0.05  # of a window's seconds that an evaluation may take
 _DEAR_SHARE = 0.2  # of the longest window: an evaluation that takes more is left to the job itself
@@ -107,6 +109,8 @@ class Training:
         self.newest: Window | None = None
         self.validated = list[float]()  # levels by the job's own validations in the last window
         self.machine_losses = MachineLosses(job)
+        self._branches = 1  # that the job has
+        self._refused: _Room | None = None  # as a fork was last refused
         self.first: Snapshot | None = None  # of the untrained model, where it was kept
         self._system = system
         self.minibatches = MinibatchLosses([n.name for n in job.nodes] if job.space.frees("load") else ())
@@ -405,22 +409,31 @@ class Training:
     # ----------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> Steps[Snapshot | None]:
-        """A fork of the branch; None where the job has no room for one."""
-        if not self.takes_snapshots:
+        """A fork of the branch; None where the job has no room for one. It is not asked for again until it may have."""
+        if not self.takes_snapshots or self._refused == self._room:
             return None
         try:
             branch = yield from Fork(self.branch)
         except Rejected:
+            self._refused = self._room
             return None
+        self._branches += 1
         # Where only an earlier model of the last window was validated, that tells about how good this one is.
         level = self.validated[-1] if math.isnan(self.level) and self.validated else self.level
         return Snapshot(branch, self.setting, self._named, self.pushes, level, self.loss, self.seconds)
+
+    @property
+    def _room(self) -> _Room:
+        """What decides whether a fork is refused: the branches on servers that have too little memory, or machines that are
+        lost, without which the branch does not go on yet."""
+        return self._branches, self.setting.held(self.job.blocks, self.job.hottest), self.setting.workers, self.available
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
         if kept is not None and kept.branch != self.branch:
             with suppress(Rejected):
                 yield from Free(kept.branch)
+                self._branches -= 1
 
     def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
@@ -476,6 +489,7 @@ class Training:
                     return
                 yield from self.run(len(self.setting.workers))
             else:
+                self._branches -= 1
                 return
 
 
