@@ -536,14 +536,19 @@ def test_a_signal_that_ends_commands_stops_a_job_as_ctrl_c_does(number, status):
         signal.signal(number, before)
 
 
-def test_only_ctrl_c_interrupts_the_last_checkpoint():
+def test_only_ctrl_c_interrupts_the_last_checkpoint(monkeypatch):
+    """And not one that comes twice, as `timeout -s INT` sends it: to the command, and to its group."""
+    now = [0.0]
+    monkeypatch.setattr("harness.cli.deploy.time.monotonic", lambda: now[0])
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with _stoppable() as stop:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
+            now[0] += 5.0
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert stop.status == 130
