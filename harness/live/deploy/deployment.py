@@ -161,7 +161,6 @@ def _played(
             rates=rates,
             join_seconds=wanted.live.limits.join_seconds,
             silent_seconds=wanted.live.limits.silent_seconds,
-            say=partial(say, console),
         ) as processes:
             folder.begin()  # not before: there is room for the job
             log = job_folder.ExchangeLog(kept, wanted.out)
@@ -370,7 +369,7 @@ def _drive(
         recorder(exchange)
 
     stopped = False
-    with watched(console, title, live.job_status):
+    with watched(console, title, live.latest_status):
         try:
             played = play(factory, live, watch=note, keeps=False)
         except KeyboardInterrupt:

@@ -104,14 +104,13 @@ def launch(
     rates: Mapping[str, float] | None = None,
     join_seconds: float = 300.0,
     silent_seconds: float = SILENT_SECONDS,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
     long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. `join_seconds`: longest wait for
-    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. `say` is told when the
-    coordinator is gone, or silent. Raises ValueError if the cluster has no room now.
+    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. Raises ValueError if
+    the cluster has no room now.
     """
     with private_folder() as folder, emulated_links(rates) if rates else nullcontext() as links:
         processes = JobProcesses(
@@ -124,7 +123,6 @@ def launch(
             links=links,
             join_seconds=join_seconds,
             silent_seconds=silent_seconds,
-            say=say,
         )
         try:
             processes.begin()
@@ -148,14 +146,14 @@ class JobProcesses:
         links: EmulatedLinks | None,
         join_seconds: float,
         silent_seconds: float,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """The options are those of `launch`; `links` are emulated for the nodes, unless None."""
         self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._links = links
-        self._join_seconds, self._silent_seconds, self._say = join_seconds, silent_seconds, say
+        self._join_seconds, self._silent_seconds = join_seconds, silent_seconds
+        self._tell: Callable[[str], None] = lambda _: None
         self._answered = False  # the coordinator has, so it has started
         self._several = len(machines) > 1
         self._versions = versions() if self._several else {}
@@ -184,6 +182,10 @@ class JobProcesses:
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
 
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        self._tell = hear
+
     def ask(self, name: str, *given: Any, **named: Any) -> Any:
         """Ask the coordinator by the name of a member of `CoordinatorClient`; what it raises is raised here.
 
@@ -207,13 +209,12 @@ class JobProcesses:
                     hangs = isinstance(error, exceptions.GetTimeoutError)
                     if hangs:
                         ray.kill(self._coordinator_actor, no_restart=False)
-                    # No event of the job's status: who shows that waits for the driver, which waits here.
-                    self._say(f"The coordinator {'hangs' if hangs else 'has died'}: it starts again from its journal.")
+                    self._tell(f"the coordinator {'hangs' if hangs else 'has died'}: it starts again from its journal")
                 time.sleep(0.05)
             else:
                 self._answered = True
                 if restarts:
-                    self._say("The coordinator is back.")
+                    self._tell("the coordinator is back")
                 return answer
 
     def _soon(self, asked: Any) -> Any:
@@ -221,7 +222,7 @@ class JobProcesses:
         try:
             return ray.get(asked, timeout=self._silent_seconds)
         except exceptions.GetTimeoutError:
-            self._say(f"The coordinator has not answered for {self._silent_seconds:g} s.")
+            self._tell(f"the coordinator has not answered for {self._silent_seconds:g} s")
             return ray.get(asked, timeout=_HANG_SECONDS)
 
     # ----------------------------------------------------------------------------------------------------------- processes
@@ -384,7 +385,7 @@ def _reason(run: Any) -> str:
     except exceptions.ActorDiedError as error:
         if getattr(error, "actor_init_failed", False):  # the last line has what happened, after tracebacks
             return f"it could not begin: {str(error).strip().splitlines()[-1]}"
-        return f"killed, or crashed ({type(error).__name__})"
+        return "killed, or crashed"
     except exceptions.RayError as error:
         return f"killed, or crashed ({type(error).__name__})"
     return "it ended"

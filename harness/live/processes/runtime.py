@@ -38,6 +38,10 @@ class Processes(Protocol):
         """The coordinator; a question waits while it restarts."""
         ...
 
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        ...
+
     def start(self, names: Collection[str]) -> None:
         """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
         ...

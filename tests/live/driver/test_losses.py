@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.live.driver import system
 from harness.live.driver.checkpoints import job_saver
 from harness.live.driver.checkpoints.driver_state import driver_state
 from harness.live.driver.repairs import job_repairs
@@ -167,6 +168,34 @@ def test_a_job_has_a_checkpoint_as_soon_as_it_trains():
         live.perform(Run(seconds=0.3))
     assert len(kept) == 1  # the next one is due much later
     assert kept[0].seconds < job_saver.CHECKPOINT_SECONDS
+
+
+def test_a_status_is_shown_while_the_driver_waits_for_the_coordinator(monkeypatch):
+    """The table of a terminal, which is drawn again and again, showed nothing until the coordinator was back."""
+    monkeypatch.setattr(system, "_BUSY_SECONDS", 0.01)
+    pretend, died, go_on = PretendProcesses(SPEC.job), threading.Event(), threading.Event()
+    told = []
+    pretend.tell = told.append
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        before, poll = live.latest_status(), pretend.answers.poll
+
+        def waits(taken):
+            told[0]("the coordinator has died")
+            died.set()
+            go_on.wait(20)
+            pretend.answers.poll = poll
+            return poll(taken)
+
+        pretend.answers.poll = waits
+        assert died.wait(20)
+        seen = live.latest_status()
+        go_on.set()
+        assert seen.events[-1][1] == "the coordinator has died"
+        assert (seen.clocks, seen.clocks_per_second) == (before.clocks, 0.0)
+        assert seen.seconds > before.seconds
+        live.perform(Run(clocks=10))
+        assert live.latest_status().clocks > before.clocks
 
 
 def test_a_machine_that_is_lost_is_told_once_with_what_was_on_it():

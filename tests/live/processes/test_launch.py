@@ -159,18 +159,18 @@ class PretendRay:
 
 
 DIED, LATE = ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError()
-AGAIN = "it starts again from its journal."
+AGAIN = "it starts again from its journal"
 
 
 @pytest.mark.parametrize(
     ("ends", "killed", "said"),
     [
-        ([1, DIED, DIED, 2], 0, [f"The coordinator has died: {AGAIN}", "The coordinator is back."]),
-        ([1, LATE, 2], 0, ["The coordinator has not answered for 3 s."]),
+        ([1, DIED, DIED, 2], 0, [f"the coordinator has died: {AGAIN}", "the coordinator is back"]),
+        ([1, LATE, 2], 0, ["the coordinator has not answered for 3 s"]),
         (
             [1, LATE, LATE, DIED, 2],
             1,
-            ["The coordinator has not answered for 3 s.", f"The coordinator hangs: {AGAIN}", "The coordinator is back."],
+            ["the coordinator has not answered for 3 s", f"the coordinator hangs: {AGAIN}", "the coordinator is back"],
         ),
         ([DIED, 1, 2], 0, []),
     ],
@@ -179,7 +179,6 @@ AGAIN = "it starts again from its journal."
 def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restarted(
     monkeypatch, tmp_path, ends, killed, said
 ):
-    """The view cannot say so: it waits for the driver, which waits for the coordinator."""
     pretended, told = PretendRay(*ends), []
     options = {
         "insecure": True,
@@ -187,10 +186,10 @@ def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restar
         "links": None,
         "join_seconds": 60.0,
         "silent_seconds": 3.0,
-        "say": told.append,
     }
     placement = place_nodes(nodes(1), [ClusterNode("1", "a", 1)])
     processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
+    processes.tell(told.append)
     monkeypatch.setattr(processes, "_coordinator_actor", pretended)
     monkeypatch.setattr(launch.ray, "get", pretended.get)
     monkeypatch.setattr(launch.ray, "kill", pretended.kill)

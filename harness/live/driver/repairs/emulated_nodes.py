@@ -7,7 +7,7 @@ start. Processes of a node that goes are killed, and the driver repairs what is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from harness.live.processes.client import CoordinatorClient
 from harness.live.processes.names import EVALUATOR, node_of
@@ -66,6 +66,10 @@ class EmulatedNodes:
     def coordinator(self) -> CoordinatorClient:
         """The coordinator."""
         return self._processes.coordinator
+
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        self._processes.tell(hear)
 
     def start(self, names: Collection[str]) -> None:
         """Start processes; those of absent nodes when their node joins."""
