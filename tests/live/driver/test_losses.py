@@ -160,16 +160,6 @@ def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monke
         assert "no machine" not in history(live)
 
 
-def test_a_job_has_a_checkpoint_as_soon_as_it_trains():
-    """So one that loses its only server has a model, and one whose driver is killed can be resumed."""
-    kept = []
-    with LiveSystem(SPEC, PretendProcesses(SPEC.job), keep=kept.append) as live:
-        until(live, lambda: kept)
-        live.perform(Run(seconds=0.3))
-    assert len(kept) == 1  # the next one is due much later
-    assert kept[0].seconds < job_saver.CHECKPOINT_SECONDS
-
-
 def test_a_status_is_shown_while_the_driver_waits_for_the_coordinator(monkeypatch):
     """The table of a terminal, which is drawn again and again, showed nothing until the coordinator was back."""
     monkeypatch.setattr(system, "_BUSY_SECONDS", 0.01)
