@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["add_deploy"]
 
 _JOIN_SECONDS, _STILL_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 3.0
+_SAME_SECONDS = 1.0  # in which Ctrl-C that comes again is the same one
 
 _ABOUT = """\
 Run a scenario's job on a real parameter server: Ray places, starts and watches its
@@ -135,8 +138,8 @@ def _run_job(options: argparse.Namespace) -> int:
     from harness.cli.display import stages, terminal
     from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
-    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated
-    from harness.live.deploy.job_folder import CHECKPOINT, exchanges_of, private
+    from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated, what_is_saved
+    from harness.live.deploy.job_folder import exchanges_of, private
     from harness.scenario import load
     from harness.score import ending, score
 
@@ -157,8 +160,7 @@ def _run_job(options: argparse.Namespace) -> int:
     if options.beside:
         say(console, "Running the same job in the simulator.")
         console.print(beside(measured(played, exchanges_of(wanted.out)), simulated(wanted)))
-    saved = "Model, checkpoint, log" if (wanted.out / CHECKPOINT).exists() else "Log"  # it can fail before there is one
-    say(console, f"{saved} and trace: {wanted.out}")
+    say(console, f"{what_is_saved(wanted.out)} and trace: {wanted.out}")
     with stages("Writing the page"), private():
         written = page.write(wanted.out)
     say(console, f"The page: {written}")
@@ -292,17 +294,18 @@ def _stoppable() -> Iterator[_Stop]:
 
 class _Stop:
     """What such a signal does: the first one stops the job. A later one does nothing: it would end the last checkpoint, and
-    a terminal may close after Ctrl-C. But Ctrl-C always counts."""
+    a terminal may close after Ctrl-C. But Ctrl-C counts again, unless it comes at once: `timeout -s INT` sends it twice."""
 
     def __init__(self) -> None:
-        self.status, self._stopped = 130, False
+        self.status, self._stopped_seconds = 130, math.inf
 
     def __call__(self, number: int, _: object) -> None:
-        stopped, self._stopped = self._stopped, True
-        if not stopped:
-            self.status = 128 + number
-        if not stopped or number == signal.SIGINT:
-            raise KeyboardInterrupt
+        now = time.monotonic()
+        if math.isinf(self._stopped_seconds):
+            self.status, self._stopped_seconds = 128 + number, now
+        elif number != signal.SIGINT or now < self._stopped_seconds + _SAME_SECONDS:
+            return
+        raise KeyboardInterrupt
 
 
 def _winner(folder: Path, scenario: Scenario) -> str:

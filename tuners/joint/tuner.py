@@ -43,9 +43,9 @@ made only where it is expected to save more than it costs. In the order in which
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`machines.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`models.machine_losses`).
 
-Forks serve as snapshots only, so they cost little; without room for them the heat changes in place. What the system refuses
-while it makes up for a loss is asked for again. Every decision carries its numbers, as the reason of the action that it
-leads to.
+Forks serve as snapshots only, so they cost little; without room for them the heat changes in place, and none is asked for
+again before a branch is freed or machines have changed. What the system refuses while it makes up for a loss is asked for
+again. Every decision carries its numbers, as the reason of the action that it leads to.
 """
 
 from __future__ import annotations

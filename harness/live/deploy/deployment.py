@@ -66,11 +66,14 @@ __all__ = [
     "how_to_go_on",
     "play_on",
     "simulated",
+    "what_is_saved",
 ]
 
 _SIMULATED = ("sleeps", "stragglers", "episodes", "delays", "buckets", "nodes", "losses", "replay")
 """Conditions that slow nodes or links down or remove nodes; a live job applies them only where it emulates them."""
 
+
+_NO_MODEL = "No model is saved: the last checkpoint could not be made, and there was none before."
 
 Emulated: TypeAlias = Literal["", "nodes", "all"]
 
@@ -366,7 +369,7 @@ def _drive(
         recorder(exchange)
 
     stopped = False
-    with watched(console, title, live.job_status):
+    with watched(console, title, live.latest_status):
         try:
             played = play(factory, live, watch=note, keeps=False)
         except KeyboardInterrupt:
@@ -374,12 +377,12 @@ def _drive(
     step("Saving a checkpoint.")
     if away := live.waits_for:
         step(f"The job has lost {', '.join(away)}, and repairs this before: it waits {REPAIR_SECONDS:g} s at most.")
-    saved = True
+    unsaved = ""  # why
     try:
         live.checkpoint()
     except (RuntimeError, OSError) as error:
-        saved = False
-        step(f"It could not be saved: {'the disk is full.' if _disk_is_full(error) else error}")
+        unsaved = "The disk is full." if _disk_is_full(error) else str(error)
+        step(f"It could not be saved. {unsaved}")
         if not stopped and isinstance(error, OSError):
             raise  # without a result: the job goes on once there is room, and has its model then
     if stopped:
@@ -387,13 +390,16 @@ def _drive(
         with suppress(OSError):  # a resumed job is recorded from its start
             recorder.pause()
             trace.close()
-        return Interrupted(f"Stopped after {live.now:.1f} s; {how_to_go_on(wanted.out, saved=saved)}")
+        return Interrupted(f"Stopped after {live.now:.1f} s; {how_to_go_on(wanted.out, saved=not unsaved)}")
     ended = played.outcome
-    if not saved:
-        step(how_to_go_on(wanted.out, saved=False) if ended.status == "error" else _latest_model(wanted.out))
+    if unsaved:
+        has = f"{what_is_saved(wanted.out)}: {wanted.out}"
+        step(how_to_go_on(wanted.out, saved=False) if ended.status == "error" else has)
+        if not (wanted.out / job_folder.CHECKPOINT).exists():
+            ended = replace(ended, reason=f"{ended.reason or unsaved} {_NO_MODEL}")
     recorder.end(status=ended.status, seconds=ended.seconds, workload=live.job.name, seed=wanted.seed, reason=ended.reason)
     trace.close()
-    return replace(played, exchanges=history.exchanges)
+    return replace(played, exchanges=history.exchanges, outcome=ended)
 
 
 @contextmanager
@@ -423,11 +429,11 @@ def how_to_go_on(out: Path, *, saved: bool) -> str:
     return f"{out} has the checkpoint of {seconds:.1f} s. The same command with --resume goes on from there."
 
 
-def _latest_model(out: Path) -> str:
-    """Which model the folder of a job has that has ended, and could not save its last one."""
+def what_is_saved(out: Path) -> str:
+    """What the folder of a job that has ended has. Its last checkpoint could not be made, maybe, so the time is told."""
     if not (out / job_folder.CHECKPOINT).exists():
-        return f"{out} has no model."
-    return f"{out} has the model of {checkpoint_file.load(out / job_folder.CHECKPOINT).seconds:.1f} s."
+        return "No model, no checkpoint; log"
+    return f"Model and checkpoint of {checkpoint_file.load(out / job_folder.CHECKPOINT).seconds:.1f} s, log"
 
 
 def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:

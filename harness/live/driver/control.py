@@ -61,6 +61,7 @@ class Control:
         """`emulated` is `processes`, where nodes come and go as the scenario says."""
         self.runtime = Runtime(processes, limits.join_seconds, spec.job.blocks)
         self.view = JobView(spec.job, self.runtime, {0: DriverBranch(spec.job.start, policy, 0.0)}, 0)
+        processes.tell(self.view.log_event)
         self.reconfiguration: LiveReconfiguration | None = None
         self.procedure: Procedure | None = None  # the one in progress
         # Reentrant: an action that holds it may ask for the status of the job, which takes it too.

@@ -76,4 +76,4 @@ def _wait(runtime: Runtime, names: list[str], procedure: Procedure, say: Callabl
                 after = f" after {looked_seconds - begun_seconds:.0f} s" if again else ""
                 slow = looked_seconds > begun_seconds + HINT_SECONDS and not late <= up.keys()
                 hint = f".{NOT_UP}" if slow else ""
-                say(f"{far}{after}; {starting_words(late, up)}{hint}")
+                say(f"{far}{after}; {starting_words(late, up, runtime.processes.host)}{hint}")

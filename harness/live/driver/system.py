@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TypeVar
@@ -55,6 +56,9 @@ __all__ = ["LiveSystem"]
 
 T = TypeVar("T")
 
+_BUSY_SECONDS = 0.5
+"""Longest wait of a person for the status of the job: longer than the driver mostly takes for its turn."""
+
 
 class LiveSystem:
     """One job on its processes, until it is closed. Raises ValueError for a job that cannot run on real processes."""
@@ -90,6 +94,7 @@ class LiveSystem:
         self._control = Control(spec, emulated or processes, policy, begun, keep, installed, limits, say, emulated)
         self._view = self._control.view
         self._settings = SettingChanges(spec, self._control)
+        self._latest_status: JobStatus | None = None
         self._refused = "", ""  # the latest action's reason, and why it was refused; empty where it was not
 
     @property
@@ -110,7 +115,21 @@ class LiveSystem:
     def job_status(self) -> JobStatus:
         """The status of the job now, to be shown to a person."""
         with self._control.news:
-            return self._view.job_status(self._control.losses.away)
+            self._latest_status = self._view.job_status(self._control.losses.away)
+            return self._latest_status
+
+    def latest_status(self) -> JobStatus:
+        """The same; while the driver waits for the coordinator, the one before, with the events up to now: that the
+        coordinator has died, for example. No push counts then."""
+        latest = self._latest_status
+        if latest is None:
+            return self.job_status()
+        if self._control.news.acquire(timeout=_BUSY_SECONDS):
+            try:
+                return self.job_status()
+            finally:
+                self._control.news.release()
+        return replace(latest, seconds=self.now, clocks_per_second=0.0, events=tuple(self._view.events))
 
     @property
     def waits_for(self) -> tuple[str, ...]:

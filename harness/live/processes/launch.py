@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from harness.ray_cluster import joined, protected, quiet_services
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
 _RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
+_HANG_SECONDS = 20.0  # longest wait for an answer, which may have the whole model; then the coordinator is killed
 _LISTEN_SECONDS = 0.25  # from one question about silent processes to the next
 _STOP_SECONDS = 5.0  # longest end of processes, which are killed: only a kernel that is very busy takes longer
 
@@ -151,7 +152,9 @@ class JobProcesses:
         self._placement, self._spec, self._transport = placement, spec, transport
         machines = {place.host for _, place in placement.places}
         self._links = links
-        self._answer_seconds, self._silent_seconds = join_seconds, silent_seconds
+        self._join_seconds, self._silent_seconds = join_seconds, silent_seconds
+        self._tell: Callable[[str], None] = lambda _: None
+        self._answered = False  # the coordinator has, so it has started
         self._several = len(machines) > 1
         self._versions = versions() if self._several else {}
         self._protects, self._emulates = self._several and not insecure, emulates
@@ -179,26 +182,48 @@ class JobProcesses:
 
     # ------------------------------------------------------------------------------------------------------- the coordinator
 
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        self._tell = hear
+
     def ask(self, name: str, *given: Any, **named: Any) -> Any:
         """Ask the coordinator by the name of a member of `CoordinatorClient`; what it raises is raised here.
 
         While the coordinator restarts from its journal this waits, and asks again: a command that was under way when it
-        died may then be carried out twice. Raises RuntimeError if it does not come back.
+        died may then be carried out twice. One that does not answer for long hangs, and is restarted. Raises RuntimeError
+        if it does not come back.
         """
-        until = time.monotonic() + self._answer_seconds
+        restarts, until = False, time.monotonic() + self._join_seconds
         while True:
+            asked, starts = self._coordinator_actor.ask.remote(name, given, named), restarts or not self._answered
             try:
-                answer = ray.get(self._coordinator_actor.ask.remote(name, given, named), timeout=self._answer_seconds)
+                answer = ray.get(asked, timeout=max(until - time.monotonic(), 0.0)) if starts else self._soon(asked)
             except exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, Exception) else error) from None
             except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
-                if time.monotonic() > until or isinstance(error, exceptions.GetTimeoutError):
+                if starts and time.monotonic() >= until:
                     said = " ".join(str(error).split())
                     raise RuntimeError(f"Cannot ask the coordinator for {name!r}: it is gone ({said}).") from None
+                if not starts:
+                    restarts, until = True, time.monotonic() + _RETURN_SECONDS
+                    hangs = isinstance(error, exceptions.GetTimeoutError)
+                    if hangs:
+                        ray.kill(self._coordinator_actor, no_restart=False)
+                    self._tell(f"the coordinator {'hangs' if hangs else 'has died'}: it starts again from its journal")
                 time.sleep(0.05)
             else:
-                self._answer_seconds = min(self._answer_seconds, _RETURN_SECONDS)
+                self._answered = True
+                if restarts:
+                    self._tell("the coordinator is back")
                 return answer
+
+    def _soon(self, asked: Any) -> Any:
+        """The answer to a question. Says when it is late; raises GetTimeoutError where the coordinator hangs."""
+        try:
+            return ray.get(asked, timeout=self._silent_seconds)
+        except exceptions.GetTimeoutError:
+            self._tell(f"the coordinator has not answered for {self._silent_seconds:g} s")
+            return ray.get(asked, timeout=_HANG_SECONDS)
 
     # ----------------------------------------------------------------------------------------------------------- processes
 
@@ -227,14 +252,12 @@ class JobProcesses:
     def lost(self) -> Mapping[str, str]:
         """Processes that have died or hung since the last call, with the reason. They are dead now."""
         ended, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
-        found = self._lost | {self._runs[run]: f"{_reason(run)}{self._where(self._runs[run])}" for run in ended}
+        found = {self._runs[run]: f"{_reason(run)}{self._where(self._runs[run])}" for run in ended} | self._lost
         self._lost = {}
         for name, generation in self._silent().items():
             # An older generation of the name may be silent because it was replaced.
             if name in self._actors and name not in found and generation == self._generations[name]:
-                found[name] = (
-                    f"nothing was heard of it for {self._silent_seconds:g} s: it hangs, or is cut off{self._where(name)}"
-                )
+                found[name] = f"nothing was heard for {self._silent_seconds:g} s: hanging, or cut off{self._where(name)}"
         if found:
             self.stop(found)
         return found
@@ -277,11 +300,16 @@ class JobProcesses:
         """Processes whose node has lost its room are lost: Ray would let one that has not begun yet wait for ever."""
         gone = self._rooms.take_gone()
         lost = [name for name in self._actors if node_of(name) in gone]
-        self._lost |= {name: f"its machine has left the Ray cluster{self._where(name)}" for name in lost}
+        self._lost |= {name: f"the machine has left the Ray cluster{self._where(name)}" for name in lost}
 
     def _where(self, name: str) -> str:
-        """The machine that a process runs on, or ran on last, in brackets; nothing where all are on one."""
-        return f" (on {self._rooms.host(node_of(name))})" if self._several and name != EVALUATOR else ""
+        host = self.host(name)
+        return f" (on {host})" if host else ""
+
+    def host(self, name: str) -> str:
+        """The address of the machine that a process is on, was on last, or is to start on; "" where all are on one, and of
+        the evaluator, which is here."""
+        return self._rooms.host(node_of(name)) if self._several and name != EVALUATOR else ""
 
     def move_node(self, node: str) -> bool:
         """End a node's processes and give it a machine that runs none of the job's nodes; False if there is none."""
@@ -357,7 +385,7 @@ def _reason(run: Any) -> str:
     except exceptions.ActorDiedError as error:
         if getattr(error, "actor_init_failed", False):  # the last line has what happened, after tracebacks
             return f"it could not begin: {str(error).strip().splitlines()[-1]}"
-        return f"its process died ({type(error).__name__})"
+        return "killed, or crashed"
     except exceptions.RayError as error:
-        return f"its process died ({type(error).__name__})"
+        return f"killed, or crashed ({type(error).__name__})"
     return "it ended"

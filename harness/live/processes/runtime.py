@@ -7,7 +7,8 @@ resumes it after each new report of the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from harness.live.processes.client import CoordinatorClient
@@ -37,6 +38,10 @@ class Processes(Protocol):
         """The coordinator; a question waits while it restarts."""
         ...
 
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        ...
+
     def start(self, names: Collection[str]) -> None:
         """Start processes, each under its next generation, and tell the coordinator to expect them; returns at once."""
         ...
@@ -47,6 +52,10 @@ class Processes(Protocol):
 
     def lost(self) -> Mapping[str, str]:
         """Processes that have died or hung since the last call, with the reason. They are dead now."""
+        ...
+
+    def host(self, name: str) -> str:
+        """The address of the machine that a process is on, or is to start on; "" where all are on one."""
         ...
 
     @property
@@ -148,7 +157,8 @@ class Runtime:
             if time.monotonic() > until:
                 late, up = awaited - self.latest.members.keys(), self.coordinator.starting()
                 raise RuntimeError(
-                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s ({starting_words(late, up)}). "
+                    f"Cannot start {', '.join(sorted(late))} within {self._join_seconds:g} s "
+                    f"({starting_words(late, up, self.processes.host)}). "
                     f"Allow more with --join-limit.{'' if late <= up.keys() else NOT_UP}"
                 )
             yield
@@ -208,8 +218,9 @@ class Runtime:
             self.processes.stop(spare)
 
 
-def starting_words(names: Iterable[str], up: Mapping[str, float]) -> str:
-    """What these processes, which have not joined yet, are at. `up`: those that have started, and for how many seconds."""
+def starting_words(names: Iterable[str], up: Mapping[str, float], host: Callable[[str], str]) -> str:
+    """What these processes, which have not joined yet, are at. `up`: those that have started, and for how many seconds.
+    `host`: as of `Processes`; an operator of several machines has to know at which one to look."""
     names = sorted(names)
     serve = [n for n in names if n in up and n.startswith(messages.server(""))]
     compile_ = [n for n in names if n in up and n not in serve]
@@ -218,6 +229,14 @@ def starting_words(names: Iterable[str], up: Mapping[str, float]) -> str:
         for what, those in (("joining", serve), ("compiling", compile_))
         if those
     ]
-    if waiting := [n for n in names if n not in up]:
-        words.append(f"not up yet: {', '.join(waiting)}")
+    waiting = defaultdict[str, list[str]](list)
+    for name in names:
+        if name not in up:
+            waiting[host(name)].append(name)
+    # Last, what has no machine beside it: it would seem to have that of the others.
+    groups = [
+        ", ".join(those) + (f" (on {at})" if at else "") for at, those in sorted(waiting.items(), key=lambda g: not g[0])
+    ]
+    if groups:
+        words.append(f"not up yet: {', '.join(groups)}")
     return "; ".join(words)

@@ -536,14 +536,19 @@ def test_a_signal_that_ends_commands_stops_a_job_as_ctrl_c_does(number, status):
         signal.signal(number, before)
 
 
-def test_only_ctrl_c_interrupts_the_last_checkpoint():
+def test_only_ctrl_c_interrupts_the_last_checkpoint(monkeypatch):
+    """And not one that comes twice, as `timeout -s INT` sends it: to the command, and to its group."""
+    now = [0.0]
+    monkeypatch.setattr("harness.cli.deploy.time.monotonic", lambda: now[0])
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with _stoppable() as stop:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
+            now[0] += 5.0
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert stop.status == 130
@@ -584,7 +589,7 @@ def test_an_interrupt_while_the_job_starts_or_ends_says_what_its_folder_has(here
 
 
 def ended_without_checkpoint(here, tuner, error):
-    """What is said when a job ends whose last checkpoint raises `error`, and the status with which it ended."""
+    """What is said when a job ends whose last checkpoint raises `error`, and how it ended."""
     (here / "small.toml").write_text(SMALL.replace("seconds = 100", "seconds = 0.2"))
     wanted = Deployment(load("small.toml"), resolve("fixed"), 0, here / "job")
     wanted.out.mkdir()
@@ -596,7 +601,7 @@ def ended_without_checkpoint(here, tuner, error):
 
     with LiveSystem(spec, PretendProcesses(spec.job), keep=full) as live:
         played = deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), said.append)
-    return said, played.outcome.status
+    return said, played.outcome
 
 
 def test_a_job_that_ends_while_the_disk_is_full_has_no_result_that_would_forbid_to_resume_it(here):
@@ -604,7 +609,9 @@ def test_a_job_that_ends_while_the_disk_is_full_has_no_result_that_would_forbid_
         ended_without_checkpoint(here, resolve("fixed").factory, OSError(errno.ENOSPC, "No space left on device"))
 
 
-@pytest.mark.parametrize(("fails", "words"), [(True, "so the job cannot be resumed."), (False, "job has no model.")])
+@pytest.mark.parametrize(
+    ("fails", "words"), [(True, "so the job cannot be resumed."), (False, "No model, no checkpoint; log: ")]
+)
 def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monkeypatch, fails, words):
     def gone(_):
         raise RuntimeError("The job is broken: the coordinator is gone.")
@@ -615,10 +622,14 @@ def test_a_job_whose_last_checkpoint_failed_says_what_its_folder_has(here, monke
             raise KeyError("a fault")
 
     monkeypatch.setattr(LiveSystem, "checkpoint", gone)
-    said, status = ended_without_checkpoint(here, tuner, OSError())
-    assert said[1] == "It could not be saved: The job is broken: the coordinator is gone."
-    assert said[2].endswith(words)
-    assert (status == "error") == fails
+    said, ended = ended_without_checkpoint(here, tuner, OSError())
+    assert said[1] == "It could not be saved. The job is broken: the coordinator is gone."
+    assert words in said[2]
+    assert (ended.status == "error") == fails
+    assert (
+        ended.reason.endswith("gone. No model is saved: the last checkpoint could not be made, and there was none before.")
+        != fails
+    )
 
 
 def test_a_last_checkpoint_that_waits_for_lost_nodes_says_so_at_once(here, monkeypatch):
@@ -640,7 +651,7 @@ def test_a_last_checkpoint_that_waits_for_lost_nodes_says_so_at_once(here, monke
     with LiveSystem(spec, processes) as live:
         deployment._drive(wanted, live, tuner, kept, log, Console(file=io.StringIO()), said.append)
     assert said[:2] == ["Saving a checkpoint.", "The job has lost n2, n3, and repairs this before: it waits 30 s at most."]
-    assert said[2].startswith("It could not be saved: The job still waits for")
+    assert said[2].startswith("It could not be saved. The job still waits for")
 
 
 def test_a_job_that_is_stopped_has_recorded_all_that_it_did(here):

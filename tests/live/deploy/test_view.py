@@ -31,7 +31,7 @@ STATUS = JobStatus(
         NodeStatus("n1", "lost"),
         NodeStatus("n2", "server"),
     ),
-    events=((3.2, "set: something else"), (5.0, "worker/n1 is lost: its process died")),
+    events=((3.2, "set: something else"), (5.0, "worker/n1 is lost: killed, or crashed")),
 )
 FIGURES = RunFigures(
     completion_seconds=20.0,
@@ -64,7 +64,7 @@ def test_the_table_shows_busy_nodes_the_setting_and_events():
             "accuracy -",
             "2,400 clocks",
             "2 workers, 1 server, ssp(2), batch 16, rate 0.01, momentum 0.9, 16 bits",
-            "worker/n1 is lost: its process died",
+            "worker/n1 is lost: killed, or crashed",
         ):
             assert words in " ".join(said.replace("│", " ").split())
         assert max(map(len, said.splitlines())) <= width - 2  # Ctrl-C writes ^C behind the last line

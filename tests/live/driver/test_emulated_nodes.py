@@ -77,7 +77,7 @@ def test_a_node_goes_and_comes_back_as_in_the_simulator(monkeypatch, join_second
         assert live.job_status().setting.workers == ("n0",)
     assert told == in_simulation()
     assert [(e.node, e.event) for e in told] == [("n1", "failed"), ("n1", "joined"), ("n1", "leaving"), ("n1", "left")]
-    assert "worker/n1 is lost: the scenario takes its node away" in history(live)
+    assert "worker/n1 is lost: the scenario takes the node away" in history(live)
 
 
 def test_a_node_under_notice_whose_processes_start_late_gets_no_role_again():
@@ -260,7 +260,7 @@ def test_a_node_that_goes_and_comes_back_between_two_looks_has_lost_its_processe
     emulated.start(["worker/n1", "server/n2"])
     assert [e.event for e in emulated.act(1.3)] == ["failed", "joined", "leaving"]
     assert emulated.nodes == pretend.nodes
-    assert emulated.lost() == {"worker/n1": "the scenario takes its node away"}
+    assert emulated.lost() == {"worker/n1": "the scenario takes the node away"}
     assert emulated.lost() == {}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.live.driver import system
 from harness.live.driver.checkpoints import job_saver
 from harness.live.driver.checkpoints.driver_state import driver_state
 from harness.live.driver.repairs import job_repairs
@@ -159,6 +160,60 @@ def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monke
         assert "no machine" not in history(live)
 
 
+def test_a_status_is_shown_while_the_driver_waits_for_the_coordinator(monkeypatch):
+    """The table of a terminal, which is drawn again and again, showed nothing until the coordinator was back."""
+    monkeypatch.setattr(system, "_BUSY_SECONDS", 0.01)
+    pretend, died, go_on = PretendProcesses(SPEC.job), threading.Event(), threading.Event()
+    told = []
+    pretend.tell = told.append
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        before, poll = live.latest_status(), pretend.answers.poll
+
+        def waits(taken):
+            told[0]("the coordinator has died")
+            died.set()
+            go_on.wait(20)
+            pretend.answers.poll = poll
+            return poll(taken)
+
+        pretend.answers.poll = waits
+        assert died.wait(20)
+        seen = live.latest_status()
+        go_on.set()
+        assert seen.events[-1][1] == "the coordinator has died"
+        assert (seen.clocks, seen.clocks_per_second) == (before.clocks, 0.0)
+        assert seen.seconds > before.seconds
+        live.perform(Run(clocks=10))
+        assert live.latest_status().clocks > before.clocks
+
+
+def test_a_machine_that_is_lost_is_told_once_with_what_was_on_it():
+    """Its processes hang, are started there again and die, and then Ray notices."""
+    pretend, gone = PretendProcesses(SPEC.job), ("server/n2", "worker/n1")
+    start, reasons = pretend.start, ["crashed"]
+
+    def starting(names):
+        start([n for n in names if n not in gone])
+        if reasons and set(names) & set(gone):
+            pretend.gone |= dict.fromkeys(gone, reasons.pop(0))
+
+    with LiveSystem(SPEC, pretend) as live:
+        live.perform(Run(clocks=10))
+        pretend.start = starting
+        pretend.kill(*gone, why="nothing was heard")
+        until(live, lambda: not reasons)
+        live.perform(Run(seconds=0.3))
+        pretend.nodes -= {"n1", "n2"}
+        pretend.kill(*gone, why="the machine has left")
+        live.perform(Run(seconds=0.3))
+        assert re.findall("[^|]* (?:lost|gone)[^|]*", history(live)) == ["server/n2, worker/n1 are lost: nothing was heard"]
+        # On the next machine, it is told again.
+        reasons.append("out of memory")
+        pretend.nodes |= {"n1", "n2"}
+        until(live, lambda: "server/n2, worker/n1 are lost: out of memory" in history(live))
+
+
 def test_a_process_that_cannot_start_is_given_up_and_tried_again_on_the_next_machine_of_its_node():
     pretend = PretendProcesses(SPEC.job)
     starts, start = [], pretend.start
@@ -172,7 +227,8 @@ def test_a_process_that_cannot_start_is_given_up_and_tried_again_on_the_next_mac
         live.perform(Run(clocks=10))
         pretend.start = starting
         pretend.kill("worker/n1")
-        until(live, lambda: "worker/n1 is not started again" in history(live))
+        until(live, lambda: "worker/n1 is not started again, for it was lost each time" in history(live))
+        assert "before it had joined: it failed" in history(live)
         live.perform(Run(seconds=0.5))
         assert (starts.count("worker/n1"), history(live).count("not started again")) == (6, 1)
         pretend.nodes -= {"n1"}
@@ -261,7 +317,7 @@ def test_a_worker_whose_computation_hangs_is_named_and_replaced(processes, monke
         assert live.perform(Run(clocks=50)).clocks >= 50
         assert not in_vain
         assert re.search(r"no push for \d+ s: worker/n1 has not computed mini-batch \d+", history(live))
-        assert "worker/n1 is lost: training waited for it for too long" in history(live)
+        assert "worker/n1 is lost: training waited too long" in history(live)
         until_whole(live)
         lost = assert_counts(live)
         assert first or lost == 0  # a view takes pushes back that a worker replaced then had kept for it
@@ -284,7 +340,7 @@ def test_a_server_that_hangs_is_named_and_replaced(processes, monkeypatch):
         goes_on.clear()
         assert live.perform(Run(clocks=50)).clocks >= 50
         assert not in_vain
-        assert "server/n2 is lost: training waited for it for too long" in history(live)
+        assert "server/n2 is lost: training waited too long" in history(live)
         assert not re.search(r"worker/\w+ is lost", history(live))
         until_whole(live)
         assert assert_counts(live) == 0

@@ -267,7 +267,7 @@ def test_who_holds_a_job_up_is_replaced(spec, pretend):
         pretend.start = replaced
         assert live.perform(Run(clocks=20)).clocks >= 20
         said = [what for _, what in live.job_status().events]
-        assert "worker/n0 is lost: training waited for it for too long" in said
+        assert "worker/n0 is lost: training waited too long" in said
 
 
 def test_a_job_that_stays_still_ends_with_the_reason(spec, pretend):

@@ -18,6 +18,7 @@ from harness.live.processes import launch, node_rooms
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.node_rooms import NodeRooms
 from harness.live.processes.placement import ClusterNode, place_nodes
+from harness.live.processes.runtime import starting_words
 from harness.live.transport.ray_calls import RayTransport
 from tests.live.support.ones import ONES, Ones
 from tuners import policies
@@ -135,9 +136,80 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
     processes._note_gone()
     where = {name: f" (on {hosts(placement)[name[-2:]]})" if count > 1 else "" for name in ("worker/n0", "worker/n1")}
     assert processes.lost() == {
-        "worker/n0": f"its machine has left the Ray cluster{where['worker/n0']}",
-        "worker/n1": f"nothing was heard of it for 3 s: it hangs, or is cut off{where['worker/n1']}",
+        "worker/n0": f"the machine has left the Ray cluster{where['worker/n0']}",
+        "worker/n1": f"nothing was heard for 3 s: hanging, or cut off{where['worker/n1']}",
     }
+
+
+class PretendRay:
+    """Ray, whose calls of the coordinator end as `ends` says, one after the other."""
+
+    def __init__(self, *ends):
+        self.ends, self.ask, self.killed = list(ends), SimpleNamespace(remote=lambda *_: None), 0
+
+    def get(self, _, timeout):
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def kill(self, _, no_restart):
+        assert not no_restart
+        self.killed += 1
+
+
+DIED, LATE = ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError()
+AGAIN = "it starts again from its journal"
+
+
+@pytest.mark.parametrize(
+    ("ends", "killed", "said"),
+    [
+        ([1, DIED, DIED, 2], 0, [f"the coordinator has died: {AGAIN}", "the coordinator is back"]),
+        ([1, LATE, 2], 0, ["the coordinator has not answered for 3 s"]),
+        (
+            [1, LATE, LATE, DIED, 2],
+            1,
+            ["the coordinator has not answered for 3 s", f"the coordinator hangs: {AGAIN}", "the coordinator is back"],
+        ),
+        ([DIED, 1, 2], 0, []),
+    ],
+    ids=["died", "late", "hangs", "not up yet"],
+)
+def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restarted(
+    monkeypatch, tmp_path, ends, killed, said
+):
+    pretended, told = PretendRay(*ends), []
+    options = {
+        "insecure": True,
+        "emulates": False,
+        "links": None,
+        "join_seconds": 60.0,
+        "silent_seconds": 3.0,
+    }
+    placement = place_nodes(nodes(1), [ClusterNode("1", "a", 1)])
+    processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
+    processes.tell(told.append)
+    monkeypatch.setattr(processes, "_coordinator_actor", pretended)
+    monkeypatch.setattr(launch.ray, "get", pretended.get)
+    monkeypatch.setattr(launch.ray, "kill", pretended.kill)
+    assert [processes.ask("poll"), processes.ask("poll")] == [1, 2]
+    assert (pretended.killed, told) == (killed, said)
+
+
+def test_processes_that_are_not_up_yet_are_named_with_their_machines():
+    hosts_of = {
+        "server/n2": "10.0.0.2",
+        "worker/n0": "10.0.0.1",
+        "worker/n1": "10.0.0.2",
+        "worker/evaluator": "",
+        "worker/n3": "x",
+    }
+    words = starting_words(hosts_of, {"worker/n3": 4.0}, hosts_of.__getitem__)
+    assert words == (
+        "compiling, 4 s: worker/n3; "
+        "not up yet: server/n2, worker/n1 (on 10.0.0.2), worker/n0 (on 10.0.0.1), worker/evaluator"
+    )
 
 
 def test_why_a_process_could_not_begin_is_told(monkeypatch):
@@ -241,7 +313,7 @@ def test_processes_on_nodes_that_die_are_noticed_and_replaced(loop_cluster):
             loop_cluster.kill(next(i for i in loop_cluster.nodes if loop_cluster.ip(i) == home))
             lost = until(processes.lost)
             assert lost.keys() == {s for s in servers if s.partition("/")[2] in gone}
-            assert all("died" in why or "nothing was heard" in why for why in lost.values())
+            assert all("crashed" in why or "nothing was heard" in why for why in lost.values())
             until(lambda: processes.nodes.isdisjoint(gone))
             until(lambda: processes.nodes == {"n0", "n1", "n2", "n3"})
             assert sorted(Counter(processes.machines.values()).values()) == [2, 2]  # not all on one machine

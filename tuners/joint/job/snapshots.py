@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tuners.actions import Fork, Free, Job, Rejected, Setting, Window
 from tuners.joint.job.running_branch import LEARNING, RunningBranch, machines_of, with_values
@@ -13,6 +14,8 @@ from tuners.joint.job.running_model import RunningModel
 from tuners.joint.job.steps import Steps
 
 __all__ = ["JobSnapshots", "Snapshot"]
+
+_Room: TypeAlias = tuple[int, dict[str, float], tuple[str, ...], frozenset[str]]
 
 _AS_UNTRAINED = 0.05  # nats that a model's loss differs from that of the untrained one it may stand for
 _PATIENCE = 8  # mini-batches per worker in which the system may end what it is doing to the branch
@@ -40,26 +43,39 @@ class JobSnapshots:
         self._job, self._branch, self._model, self._run = job, branch, model, run
         self.are_wanted = are_wanted
         self.first: Snapshot | None = None  # of the untrained model, where it was kept
+        self._branches = 1  # that the job has
+        self._refused: _Room | None = None  # as a fork was last refused
         self._saves_usd = job.target.minimise == "usd"
 
     def take(self) -> Steps[Snapshot | None]:
-        """A fork of the branch; None where the job has no room for one."""
-        if not self.are_wanted:
+        """A fork of the branch; None where the job has no room for one. It is not asked for again until it may have."""
+        if not self.are_wanted or self._refused == self._room:
             return None
         branch, model = self._branch, self._model
         try:
             number = yield from Fork(branch.number)
         except Rejected:
+            self._refused = self._room
             return None
+        self._branches += 1
         # Where only an earlier model of the last window was validated, that tells about how good this one is.
         level = model.validated[-1] if math.isnan(model.level) and model.validated else model.level
         return Snapshot(number, branch.setting, branch.named, model.pushes, level, model.loss, branch.seconds)
+
+    @property
+    def _room(self) -> _Room:
+        """What decides whether a fork is refused: the branches on servers that have too little memory, or machines that are
+        lost, without which the branch does not go on yet."""
+        branch = self._branch
+        held = branch.setting.held(self._job.blocks, self._job.hottest)
+        return self._branches, held, branch.setting.workers, branch.available
 
     def drop(self, kept: Snapshot | None) -> Steps[None]:
         """Free a snapshot that is not needed any more."""
         if kept is not None and kept.branch != self._branch.number:
             with suppress(Rejected):
                 yield from Free(kept.branch)
+                self._branches -= 1
 
     def return_to(self, kept: Snapshot, setting: Setting, why: str) -> Steps[Snapshot | None]:
         """Continue from `kept`, under `setting`. Returns another snapshot of it."""
@@ -116,4 +132,5 @@ class JobSnapshots:
                     return
                 yield from self._run(len(self._branch.setting.workers))
             else:
+                self._branches -= 1
                 return

@@ -7,7 +7,7 @@ start. Processes of a node that goes are killed, and the driver repairs what is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from harness.live.processes.client import CoordinatorClient
 from harness.live.processes.names import EVALUATOR, node_of
@@ -44,7 +44,7 @@ class EmulatedNodes:
         present = self._plane.present
         if killed := [n for n in self._running if n != EVALUATOR and node_of(n) in gone]:
             self.stop(killed)
-            self._gone |= dict.fromkeys(killed, "the scenario takes its node away")
+            self._gone |= dict.fromkeys(killed, "the scenario takes the node away")
         if here := [n for n in self._waiting if node_of(n) in present]:
             self.start(here)
         new, self._told = self._plane.events[self._told :], len(self._plane.events)
@@ -67,6 +67,10 @@ class EmulatedNodes:
         """The coordinator."""
         return self._processes.coordinator
 
+    def tell(self, hear: Callable[[str], None]) -> None:
+        """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
+        self._processes.tell(hear)
+
     def start(self, names: Collection[str]) -> None:
         """Start processes; those of absent nodes when their node joins."""
         able = [n for n in names if n == EVALUATOR or node_of(n) in self._plane.present]
@@ -86,6 +90,10 @@ class EmulatedNodes:
         self._running.difference_update(found)
         self._gone = {}
         return found
+
+    def host(self, name: str) -> str:
+        """The address of the machine that a process is on, or is to start on; "" where all are on one."""
+        return self._processes.host(name)
 
     @property
     def nodes(self) -> frozenset[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,7 @@ class JobRepairs:
         self._taken: set[str] = set()  # nodes that the scenario has just taken away
         if emulated is not None:
             self.losses.leaving = emulated.leaving
+        self._told_lost: set[str] = set()  # processes of which the screen says so, until they join or get another machine
         self._without_machine: dict[str, float] = {}  # nodes, and since when
         self._told_without: frozenset[str] = frozenset()  # those of them of which the screen says so
         self._asked_seconds = 0.0  # when losses were last asked for
@@ -97,15 +99,25 @@ class JobRepairs:
             self._repeating = False  # a repair takes its place
             self.begin_recovery()
         self.losses.record(lost, self._taken)
-        for name, why in lost.items():
-            self._view.log_event(f"{name} is lost: {why}")
+        # One that is lost again before it had joined tells nothing new: its machine is gone, and Ray has not noticed yet.
+        new = {name: why for name, why in lost.items() if name not in self._told_lost}
+        self._told_lost |= new.keys()
+        for why, names in itertools.groupby(sorted(new, key=lambda n: (new[n], n)), new.__getitem__):
+            self._view.log_event(f"{_are(names)} lost: {why}")
         for name in self.losses.given_up(lost):
-            self._view.log_event(f"{name} is not started again: it was lost each time before it had joined")
+            self._view.log_event(
+                f"{name} is not started again, for it was lost each time before it had joined: {lost[name]}"
+            )
 
     def returned(self, *, idle: bool) -> Procedure | None:
         """Start what is missing. Returns how branches get the nodes back that have returned."""
-        for node in self.losses.look():
-            self._view.log_event(f"{node} is gone")
+        members, without = self._runtime.latest.members, self.losses.without_machine
+        placed = self._without_machine.keys() - without
+        self._without_machine = {node: self._without_machine.get(node, self._runtime.now) for node in without}
+        self._told_lost = {name for name in self._told_lost if name not in members and node_of(name) not in placed}
+        working = {node_of(name) for name in {*members, *self._runtime.starting}}
+        if gone := [node for node in self.losses.look() if node not in working]:  # the others' processes are lost, too
+            self._view.log_event(f"{_are(gone)} gone")
         self.losses.start_missing()
         for node in self.losses.take_back():
             self._view.log_event(f"{node} {'is back' if node in self.losses.lost else 'has joined'}")
@@ -119,8 +131,7 @@ class JobRepairs:
         """Say which nodes have no machine, and what helps. Those that a scenario takes away get one when it says so."""
         if self._emulated is not None:
             return
-        now, without = self._runtime.now, self.losses.without_machine
-        self._without_machine = {node: self._without_machine.get(node, now) for node in without}
+        now = self._runtime.now
         told = frozenset(n for n, since in self._without_machine.items() if now > since + MACHINE_SECONDS)
         if told - self._told_without:
             names, several = ", ".join(sorted(told)), len(told) > 1
@@ -229,6 +240,11 @@ class JobRepairs:
             return runtime.recover(view.branches[view.number].setting)
         if self.standstill.found == 2 and causes:
             runtime.processes.stop(list(causes))
-            self._given_up = dict.fromkeys(causes, "training waited for it for too long")
+            self._given_up = dict.fromkeys(causes, "training waited too long")
             return None  # they are found lost, which also ends the repetition in progress
         raise RuntimeError(f"no push for {waited:.0f} s, and nothing helped: {why}")
+
+
+def _are(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join((*others, last))} {'are' if others else 'is'}"

@@ -65,7 +65,7 @@ class JobView:
 
     def log_event(self, what: str) -> None:
         """Add a sentence to the events of the job's status."""
-        self.events.append((self.now, what))
+        self.events.append((max(self.now, 0.0), what))  # before the first report, no time is known
 
     def take(self, report: Poll) -> NDArray[np.float64]:
         """Take what the coordinator reports. Returns when pushes were completed, [n], in seconds of the job."""

@@ -17,6 +17,23 @@ from tuners.joint.tuner import JointCourse
 from tuners.settings import Choice
 
 
+def test_a_fork_for_which_there_is_no_room_is_not_asked_for_again_until_there_may_be():
+    """`joint` asked a live job for one in every window, and the screen told of each refusal."""
+    room = 2
+    answers = Answers(of(), flat, refuse=lambda action: isinstance(action, Fork) and answers.branches >= room)
+    training = course(answers.job).training
+    kept = [answers.run(training.snapshots.take()) for _ in range(5)]
+    assert [k is not None for k in kept] == [True, True, False, False, False]
+    assert sum(isinstance(action, Fork) for action in answers.asked) == 3
+    room += 1
+    answers.run(training.snapshots.drop(kept[0]))
+    assert answers.run(training.snapshots.take()) is not None
+    assert answers.run(training.snapshots.take()) is None
+    training.branch.available -= {answers.job.nodes[0].name}
+    room += 1
+    assert answers.run(training.snapshots.take()) is not None
+
+
 def test_a_cooler_rate_takes_effect_before_machines_move():
     """A model that goes on at the rate that has ruined it while its roles change is ruined again."""
     made = of()
