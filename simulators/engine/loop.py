@@ -41,7 +41,7 @@ from simulators.engine.job_state import (
 )
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, TrainingData
-from simulators.engine.one_function import IN_ONE_FUNCTION, as_one, gradients_as_one, large_as_one, marked
+from simulators.engine.one_function import IN_ONE_FUNCTION, as_one, decides_apart, gradients_as_one, large_as_one, marked
 from simulators.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
 
@@ -160,9 +160,17 @@ def _step(
     elif program.probes:
         # A policy that probes needs losses between the push and its decision, so the small arrays take two parts.
         travel = partial(_travel, program, inputs, until_seconds)
+        policy, clock = clock.policy, clock._replace(policy=())
         clock, worker, pushed = events(lambda clock, *_: travel(clock), clock, last.worker, last.yes)
         losses = _probe(program, data, inputs, clock, learned, worker)
-        clock, done = events(partial(settle, worker, pushed, losses), clock, last)
+        push = _push_counted(inputs, clock, worker, pushed, losses)
+        if decides_apart(program, policy, push):
+            made, decision = program.decide(policy, push)
+            _check_kept_kind(policy, made)
+            clock, done = events(partial(settle, worker, pushed, losses, decided=decision), clock, last)
+            clock = clock._replace(policy=jax.tree.map(partial(jnp.where, pushed), made, policy))
+        else:
+            clock, done = events(partial(settle, worker, pushed, losses), clock._replace(policy=policy), last)
         clock, done, learned = learn(clock, done, learned)
     else:
         clock, done = events(turn, clock, last)
@@ -321,10 +329,12 @@ def _settle(
     clock: Clock,
     last: _Pushed,
     rings: Array | None = None,
+    decided: Decision | None = None,
 ) -> tuple[Clock, _Pushed]:
     """Count the push, let the policy decide, and let the workers that it releases begin a cycle.
 
-    `wanted`: after so many pushes the run ends. `rings`: the policy's timer has run down, and there is no push.
+    `wanted`: after so many pushes the run ends. `rings`: the policy's timer has run down, and there is no push. `decided`:
+    what the policy has decided already; its state is then none of the clock's.
     """
     acted = pushed if rings is None else pushed | rings
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
@@ -332,7 +342,7 @@ def _settle(
     # A worker that has done its part leaves the group: others must not wait for it.
     active = with_work(inputs, left)
     push = _push_seen(clock, worker, clocks, active, losses, rings)
-    policy, decision = program.decide(clock.policy, push)
+    policy, decision = program.decide(clock.policy, push) if decided is None else ((), decided)
     _check_kept_kind(clock.policy, policy)
     accept = jnp.asarray(decision.accept) & ~clock.testing
     grouped = clock.grouped + (pushed & accept)
@@ -385,6 +395,13 @@ def _settle(
         rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
         row=row,
     )
+
+
+def _push_counted(inputs: EngineInputs, clock: Clock, worker: Array, pushed: Array, losses: tuple[Array, ...]) -> Push:
+    """What the policy sees of a push that the clock does not count yet."""
+    mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
+    active = with_work(inputs, _left_after(inputs, clock, mine))
+    return _push_seen(clock, worker, clock.clocks + mine, active, losses, None)
 
 
 def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,8 +15,9 @@ from simulators.engine.inputs import EngineInputs
 from simulators.engine.job_state import Program
 from simulators.engine.learning import Learned, TrainingData
 from simulators.engine.network import Proportions
+from tuners.actions import Push
 
-__all__ = ["IN_ONE_FUNCTION", "as_one", "gradients_as_one", "large_as_one", "marked"]
+__all__ = ["IN_ONE_FUNCTION", "as_one", "decides_apart", "gradients_as_one", "large_as_one", "marked"]
 
 IN_ONE_FUNCTION = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_use_fusion_emitters": False}
 """For XLA: products of matrices without calls of its library, and kernels without MLIR. One function can have neither."""
@@ -61,6 +62,24 @@ def gradients_as_one(program: Program, data: TrainingData, inputs: EngineInputs,
     if never or many or jax.default_backend() != "cpu":
         return False
     return learning.flops(program.model, data, learned.parameters) <= _SMALL_FLOPS
+
+
+def decides_apart(program: Program, policy: Any, push: Push) -> bool:
+    """The policy's decision is no part of one function with the events: it learns, and products of matrices as large as its
+    take three times as long there."""
+    if program.lanes or jax.default_backend() != "cpu":
+        return False
+    leaves, tree = jax.tree.flatten((policy, push))
+    shapes = tuple((jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves)
+    return _flops_of_decision(program.decide, tree, shapes) > _SMALL_FLOPS
+
+
+@cache
+def _flops_of_decision(decide: Callable[..., Any], tree: Any, leaves: tuple[tuple[tuple[int, ...], str], ...]) -> float:
+    shaped = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves]  # type: ignore[no-untyped-call]
+    policy, push = jax.tree.unflatten(tree, shaped)
+    found: float = (jax.jit(decide).lower(policy, push).cost_analysis() or {}).get("flops", 0.0)
+    return found
 
 
 def marked(loop: Callable[[Any], Any], begun: Any) -> Any:

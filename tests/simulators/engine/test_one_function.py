@@ -9,13 +9,15 @@ from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.engine.job_state import Records
-from simulators.engine.one_function import gradients_as_one, large_as_one
+from simulators.engine.one_function import decides_apart, gradients_as_one, large_as_one
 from simulators.stored_programs import StoredProgram
 from tests.support.marks import slow
 from tests.support.small_jobs import MODEL, Cluster, Setting, Softmax, job, machine, system
 from tuners import policies
 from tuners.actions import Install
 from tuners.baselines.rivals.ringleader import ringleader_policy
+from tuners.rlp import dqn
+from tuners.rlp.options import Options
 
 LARGE = Softmax(features=1000, classes=10)  # its gradients stay outside
 KINDS = tuple(machine(100.0 - 7 * i, speed=1.0 + i / 3) for i in range(3))
@@ -225,3 +227,28 @@ def test_larger_models_are_not_asked_for():
 
 def test_policies_that_probe_are_not_asked_for():
     assert not as_one(small(policies.asp()._replace(probes=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("learns", "apart"), [(True, True), (False, False)])
+def test_a_policy_that_learns_decides_apart_to_the_same_bytes(learns, apart, monkeypatch):
+    """A push while RLP learned took 270 us, of which 100 were products of matrices compiled as plain loops."""
+    options, told = Options(batch=32), []
+    learner = dqn.new_learner(options, 0)
+    policy = dqn.learning_policy(options, learner) if learns else dqn.exploring_policy(options, learner, 0, 100)
+
+    def bytes_of(answer):
+        def asked(*given):
+            told.append(decides_apart(*given))
+            return answer
+
+        jax.clear_caches()
+        monkeypatch.setattr(loop, "decides_apart", asked)
+        return in_bytes(loop.advance.jitted(*arguments(small(policy)), rows=60))
+
+    assert bytes_of(True) == bytes_of(False)
+    assert told == [apart] * 2
+
+
+def arguments(of):
+    return of.program, of.context.data, of.inputs, of.state, np.int32(60), np.float64(np.inf)
