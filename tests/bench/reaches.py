@@ -47,11 +47,12 @@ REACHES = {
     "contest cold": Reach("harness compare --tuners all, nothing cached, CPU", 120.0, "s"),
     "contest warm": Reach("harness compare --tuners all, again, CPU", 60.0, "s"),
     # Tuners.
-    "bespoke proposal": Reach("a proposal of bespoke_bo on ten machines, CPU", 10.0, "s"),
+    "bespoke proposal": Reach("a proposal of bespoke_bo on ten machines, CPU", 1.0, "s", limit=3.0),
     "bo_online decision": Reach("a decision of bo_online on digits, CPU, median", 0.1, "s"),
     "rlp network": Reach("RLP, 784-256-10: network / rule, both with probes", 1.2),
     "rlp network and probes": Reach("RLP, 784-256-10: network with probes / rule without", 2.0),
-    "rlp training": Reach("RLP: the paper's training, h = 1", 10.0, "min"),
+    # Of it, what the job itself takes, and its probes, is one minute where 1.5 were measured.
+    "rlp training": Reach("RLP: the paper's training, h = 1", 1.0, "min", limit=3.0),
     "rlp lanes 1": Reach("RLP: per push of training, 1 lane", 1000.0, "us"),
     "rlp lanes 4": Reach("RLP: per push of training, 4 lanes", 1000.0, "us"),
     "rlp lanes 8": Reach("RLP: per push of training, 8 lanes", 1000.0, "us"),
