@@ -440,6 +440,8 @@ def sentences(found: Arenas) -> list[str]:
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
         said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
+    if each := [f"{row['failed']} of {row['tuner']}" for row in found.rows.iter_rows(named=True) if row["failed"]]:
+        said.append(f"Failed runs count with the budget: {', '.join(each)}.")
     for word, mine in zip((words.better, words.worse), _apart_from_reference(found.rows), strict=True):
         if mine:
             said.append(f"{word.capitalize()} than {REFERENCE} in the arenas that both apply to: {', '.join(mine)}.")
@@ -460,8 +462,9 @@ def sentences(found: Arenas) -> list[str]:
 
 def _apart_from_reference(rows: pl.DataFrame) -> tuple[list[str], list[str]]:
     """The tuners that are told to be faster, and slower, than the reference, on the arenas that both apply to: ratios to the
-    base over different arenas cannot be compared."""
-    differ = rows.filter((pl.col("p_reference") < 1 - LEVEL) & (pl.col("tuner") != REFERENCE))
+    base over different arenas cannot be compared. Of a tuner whose runs all failed, no speed is known."""
+    ran = (pl.col("failed") == 0) | pl.col("overhead_share").is_not_nan()
+    differ = rows.filter((pl.col("p_reference") < 1 - LEVEL) & (pl.col("tuner") != REFERENCE) & ran)
     faster = pl.col("to_reference") < 1
     return differ.filter(faster)["tuner"].to_list(), differ.filter(~faster)["tuner"].to_list()
 

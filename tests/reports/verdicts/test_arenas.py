@@ -132,6 +132,8 @@ def test_a_tuner_whose_runs_all_failed_is_behind_however_few_arenas_there_are():
     found = arenas_of(frames(rows), NAMES[:3])
     assert (row(found, "broken")["standing"], row(found, "broken")["failed"]) == ("behind", 3)
     assert math.isnan(row(found, "broken")["overhead_share"])
+    assert "Failed runs count with the budget: 3 of broken." in sentences(found)
+    assert not any("Slower" in sentence for sentence in sentences(found))
     assert str(answer(found)).endswith(" All others are told apart from it.")
 
 
