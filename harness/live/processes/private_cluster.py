@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,17 +114,10 @@ def _kill_services_at_the_end() -> None:
 
 def _start(folder: Path) -> None:
     try:
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=False,
-            object_store_memory=_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(folder),
-            # Ray's store of objects, which a job hardly uses, is a file in memory where there is a place for it.
-            _plasma_directory=None if os.access(_SHARED_MEMORY, os.W_OK) else str(folder),
-        )
+        with warnings.catch_warnings():
+            # JAX warns of each fork once it has computed anything. Ray's forks only begin other programs.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            _init(folder)
     except Exception as error:  # Ray raises nothing more special
         if "timed out during startup" not in str(error):
             raise
@@ -131,3 +125,17 @@ def _start(folder: Path) -> None:
             "Cannot start Ray on this machine: it was not up within 30 s. The machine is very busy; try again, "
             "or join a cluster with --address."
         ) from error
+
+
+def _init(folder: Path) -> None:
+    ray.init(
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        object_store_memory=_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+        # Ray's store of objects, which a job hardly uses, is a file in memory where there is a place for it.
+        _plasma_directory=None if os.access(_SHARED_MEMORY, os.W_OK) else str(folder),
+    )

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray
@@ -361,3 +362,11 @@ def test_ray_calls_carry_frames_in_order(loop_cluster):
         ray.get(other.received.remote(0))
         ray.get(one.send.remote("other", 100, 1000))
         assert ray.get(other.received.remote(100)) == [(b"%d" % i, 499500.0) for i in range(100)]
+
+
+@pytest.mark.live
+def test_a_cluster_of_ones_own_starts_without_a_warning_after_jax_has_computed():
+    """JAX warned that a deadlock is likely: it warns of every fork, and Ray forks to begin its services."""
+    jnp.ones(1).block_until_ready()
+    with launch.cluster(None) as offers:
+        assert offers
