@@ -41,7 +41,7 @@ def settings_over_time(
     heights = [max(0.9, 0.3 * len(lane.categories)) for lane in found]
     left = label_inches([lane.label for lane in found]) + label_inches([word for lane in found for word in lane.categories])
     with canvas(0.7 + sum(heights), left=left, top=0.1) as figure:
-        # All panels share one pair of axes: to make and draw a pair for each takes most of a page's time.
+        # All panels share one pair of axes: to make and draw a pair for each takes twice as long.
         axes = figure.add_subplot()
         bottom, ticks = sum(heights), []
         for lane, height in zip(found, heights, strict=True):
@@ -72,17 +72,17 @@ def _draw_lane(axes: Axes, lane: Lane, typical: int, bottom: float, height: floa
     ticks = _ticks(lane)
     scaled = at([value for value, _ in ticks] + lane.values())
     low, span = scaled.min(), np.ptp(scaled) or 1.0
-    inches = height * (1 - _BELOW - _ABOVE) / span
+    step = height * (1 - _BELOW - _ABOVE) / span  # of the height, for each unit of a scaled value
     for seed, (x, y) in sorted(lane.steps.items(), key=lambda item: item[0] == typical):
         bold = seed == typical
-        heights = bottom + height * _BELOW + inches * (at(y) - low)
+        heights = bottom + height * _BELOW + step * (at(y) - low)
         axes.step(x, heights, where="post", color=BLUE, linewidth=2.2 if bold else 0.8, alpha=1 if bold else 0.45)
     axes.axhline(bottom, color=MUTED, linewidth=0.8)
     box = axes.get_position()
     edge = (0.1 / WIDTH - box.x0) / box.width  # a tenth of an inch from the figure's left side
     middle = bottom + height * (1 + _BELOW - _ABOVE) / 2
     axes.text(edge, middle, lane.label, transform=axes.get_yaxis_transform(), ha="left", va="center", fontsize=8)
-    return [(bottom + height * _BELOW + inches * float(at(value) - low), text) for value, text in ticks]
+    return [(bottom + height * _BELOW + step * float(at(value) - low), text) for value, text in ticks]
 
 
 def _ticks(lane: Lane) -> list[tuple[float, str]]:

@@ -163,7 +163,7 @@ def _step(
         policy, clock = clock.policy, clock._replace(policy=())
         clock, worker, pushed = events(lambda clock, *_: travel(clock), clock, last.worker, last.yes)
         losses = _probe(program, data, inputs, clock, learned, worker)
-        push = _push_counted(inputs, clock, worker, pushed, losses)
+        push, _ = _push_counted(inputs, clock, worker, pushed, losses)
         if decides_apart(program, policy, push):
             made, decision = program.decide(policy, push)
             _check_kept_kind(policy, made)
@@ -337,11 +337,7 @@ def _settle(
     what the policy has decided already; its state is then none of the clock's.
     """
     acted = pushed if rings is None else pushed | rings
-    mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
-    clocks, left = clock.clocks + mine, _left_after(inputs, clock, mine)
-    # A worker that has done its part leaves the group: others must not wait for it.
-    active = with_work(inputs, left)
-    push = _push_seen(clock, worker, clocks, active, losses, rings)
+    push, left = _push_counted(inputs, clock, worker, pushed, losses, rings)
     policy, decision = program.decide(clock.policy, push) if decided is None else ((), decided)
     _check_kept_kind(clock.policy, policy)
     accept = jnp.asarray(decision.accept) & ~clock.testing
@@ -349,7 +345,7 @@ def _settle(
     # Gradients that are summed or averaged wait until the policy closes their group; others are applied at once.
     groups = program.model is not None and program.model.aggregation != "each"
     take = acted & (decision.step if groups else True) & (grouped > 0)
-    release = decision.release & acted & active
+    release = decision.release & acted & push.active
     pulls, kept = pulling(inputs, clock, release)
     version = clock.version + jnp.where(take, grouped, 0)
     finite = jnp.isfinite(push.loss) if program.model is not None else jnp.asarray(True)
@@ -358,7 +354,7 @@ def _settle(
     if inputs.snapshots:
         clock = clock._replace(flight=timing.with_snapshot(inputs, clock.flight, pushed))
     clock = clock._replace(
-        clocks=clocks,
+        clocks=push.clocks,
         # Under `vmap`, looking up one worker per lane is slower than drawing for all.
         **begin_cycles(inputs, clock, release, pulls, for_all=program.lanes),
         pushes=clock.pushes + pushed,
@@ -397,11 +393,20 @@ def _settle(
     )
 
 
-def _push_counted(inputs: EngineInputs, clock: Clock, worker: Array, pushed: Array, losses: tuple[Array, ...]) -> Push:
-    """What the policy sees of a push that the clock does not count yet."""
+def _push_counted(
+    inputs: EngineInputs,
+    clock: Clock,
+    worker: Array,
+    pushed: Array,
+    losses: tuple[Array, ...],
+    rings: Array | None = None,
+) -> tuple[Push, Array]:
+    """What the policy sees of a push, which the clock does not count yet, and `Clock.left` after it."""
     mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
-    active = with_work(inputs, _left_after(inputs, clock, mine))
-    return _push_seen(clock, worker, clock.clocks + mine, active, losses, None)
+    left = _left_after(inputs, clock, mine)
+    # A worker that has done its part leaves the group: others must not wait for it.
+    active = with_work(inputs, left)
+    return _push_seen(clock, worker, clock.clocks + mine, active, losses, rings), left
 
 
 def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
