@@ -168,7 +168,10 @@ class Space:
             )
         given = sum(map(sum, setting.loads))
         if self.whole_batch and given != self.whole_batch and setting.loads != now.loads:
-            raise Rejected(f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}.")
+            raise Rejected(
+                f"Cannot use loads of {given} samples in all: they have to sum to the batch, {self.whole_batch}. "
+                "`share_batch` of `tuners.space` divides it over the workers of a setting."
+            )
         for knob in self.knobs:
             if knob.name.partition("/")[0] in ("load", "data_share", "model_share"):
                 continue  # the range of a weight limits the search, not the share that results from it

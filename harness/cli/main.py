@@ -266,7 +266,7 @@ def _what(scenarios: Sequence[str], tuners: Sequence[str], seeds: int | None, wh
 def _scenarios(names: Sequence[str]) -> list[str]:
     """Expand patterns such as cruise-* to the names of embedded scenarios. A mistake in a file or in the members of a
     family, and an unknown name are told here, before anything else is said."""
-    from harness.families import members
+    from harness.families import members, single
     from harness.scenario import load, matching
     from tuners import split_names
 
@@ -276,7 +276,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
             raise ValueError(f"No scenario {name!r}: separate scenarios by spaces: {' '.join(several)}.")
         named = matching(name)
         if name.startswith("drawn:"):
-            members(name.removeprefix("drawn:"))
+            named = [single(member) for member in members(name.removeprefix("drawn:"))]
         elif named == [name]:
             load(name)
         found += named if named == [name] else [n for n in named if n not in found]

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.comparison import oracle
 from harness.comparison.run_process import Task
-from harness.families import members, single
+from harness.families import drawn, members, single
 from harness.scenario import Scenario, building, load, matching, own_model
 from harness.scenario.tables import MOST_SEEDS
 from harness.version import HARNESS_VERSION
@@ -73,13 +73,14 @@ def planned(
         raise ValueError(f"Cannot compare on {seeds} seeds: give {advice}.")
     if calibration_draws < 0:
         raise ValueError(f"Cannot draw constants {calibration_draws} times: give at least 1, or 0 for none.")
+    drawn.keep_goals([name for many in scenarios for name in _members(many)])
     given = [s if isinstance(s, Scenario) else load(s) for many in scenarios for s in _each(many)]
-    drawn = {s.name: list(_drawn(s, calibration_draws)) for s in given} if calibration_draws else {}
-    loaded = tuple(each for s in given for each in (s, *drawn.get(s.name, ())))
+    variants = {s.name: list(_under_draws(s, calibration_draws)) for s in given} if calibration_draws else {}
+    loaded = tuple(each for s in given for each in (s, *variants.get(s.name, ())))
     check_each_once("scenario", [s.name for s in loaded])
     check_each_once("tuner", [e.name for e in entries])
     counts = {s.name: seeds or s.seeds.count for s in loaded}
-    draws = {name: [s.name for s in each] for name, each in drawn.items()}
+    draws = {name: [s.name for s in each] for name, each in variants.items()}
     # Draws are there to compare contestants; the oracle of each would be a search of its own.
     contestants = tuple(e for e in entries if e.contestant)
     entries_of = {s.name: entries for s in loaded} | {name: contestants for each in draws.values() for name in each}
@@ -91,7 +92,7 @@ def planned(
     return Plan(loaded, entries, counts, draws, entries_of, tuple(sorted(tasks, key=lambda t: t.seed)), models)
 
 
-def _drawn(scenario: Scenario, count: int) -> Iterator[Scenario]:
+def _under_draws(scenario: Scenario, count: int) -> Iterator[Scenario]:
     """The scenario under each of `count` draws of its calibrated constants. Raises ValueError where it has none."""
     if scenario.draw:
         raise ValueError(f"Cannot draw constants of {scenario.name!r}: it is a draw itself. Name the scenario without one.")
@@ -108,8 +109,13 @@ def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
     """The scenarios that a text means: each member of "drawn:FAMILY[0:20]", those of a pattern, or itself."""
     if isinstance(scenario, Scenario):
         return [scenario]
-    kind, _, which = str(scenario).partition(":")
-    return [single(name) for name in members(which)] if kind == "drawn" else matching(str(scenario))
+    return [single(name) for name in _members(scenario)] or matching(str(scenario))
+
+
+def _members(scenario: str | Path | Scenario) -> list[str]:
+    """The names of the members of a family that a text means; [] for any other scenario."""
+    kind, _, which = "" if isinstance(scenario, Scenario) else str(scenario).partition(":")
+    return members(which) if kind == "drawn" else []
 
 
 def _tasks(scenario: Scenario, entries: Sequence[Entry], seeds: int, given: dict[str, Any]) -> Iterator[Task]:

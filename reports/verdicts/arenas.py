@@ -105,6 +105,7 @@ class Arenas:
     to_best: _Floats  # time over the best contestant's, [arenas, tuners]; infinite where no run reached the target
     absent: dict[str, str]  # tuners that are not ranked, and why: their runs are another's, or they apply to no arena
     of_cost: tuple[str, ...] = ()  # arenas that minimise USD: their cost is what is compared
+    lost: tuple[str, ...] = ()  # arenas that are not counted, as every run of every tuner failed there
 
     @property
     def minimise(self) -> str:
@@ -147,6 +148,11 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     arenas = tuple(name for name in scenarios if name in by_arena)
     if not arenas:
         raise ValueError(f"Cannot compare over arenas: there is no run of {', '.join(scenarios) or 'any scenario'}.")
+    # Where all fail, the arena is at fault: no tuner loses the lead for that. Without any other arena, these are shown.
+    lost = tuple(a for a in arenas if (by_arena[a]["status"] == "error").all())
+    arenas = tuple(a for a in arenas if a not in lost) or arenas
+    lost = tuple(a for a in lost if a not in arenas)
+    scores = scores.filter(pl.col("scenario").is_in(list(arenas)))
     base = next((b for b in (ORACLE, REFERENCE) if all(b in by_arena[a]["tuner"] for a in arenas)), "")
     same = {a: same_runs(by_arena[a]) for a in arenas}
     idle = {a: {t for t, one in same[a].items() if one == REFERENCE} for a in arenas}
@@ -190,6 +196,7 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
         to_best=_to_best(log_ratio, tuners, by_arena, arenas)[:, order],
         absent=_absent(results, tuners, everybody, applies),
         of_cost=tuple(a for a in arenas if by_arena[a]["minimise"][0] == "usd"),
+        lost=lost,
     )
 
 
@@ -440,6 +447,9 @@ def sentences(found: Arenas) -> list[str]:
     if hopeless := [a for a, ratios in zip(found.arenas, found.to_best, strict=True) if not np.isfinite(ratios).any()]:
         which = hopeless[0] if len(hopeless) == 1 else f"{len(hopeless)} of them"
         said.append(f"In {which} no run reached the target; all tuners count the budget there, and are equal.")
+    if found.lost:
+        which = found.lost[0] if len(found.lost) == 1 else f"{len(found.lost)} arenas"
+        said.append(f"In {which} every run failed, so that {'it is' if len(found.lost) == 1 else 'they are'} not counted.")
     if each := [f"{row['failed']} of {row['tuner']}" for row in found.rows.iter_rows(named=True) if row["failed"]]:
         said.append(f"Failed runs count with the budget: {', '.join(each)}.")
     for word, mine in zip((words.better, words.worse), _apart_from_reference(found.rows), strict=True):

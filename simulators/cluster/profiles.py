@@ -10,7 +10,7 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "NodeType", "device_seconds", "load_profiles", "node_rate", "node_seconds", "profile", "profiles"]
 
+_Kind = Literal["cpu", "gpu"]
+
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A device that computes gradients. Raises ValueError for impossible values."""
 
-    kind: Literal["cpu", "gpu"]
+    kind: _Kind
     speed: float  # of one core (cpu) or of the whole device (gpu), in reference cores; 0: it cannot compute
     saturation_samples: float = 0.0  # load in samples that reaches half of the peak rate
 
@@ -125,7 +127,8 @@ def _node_type(name: str, table: Any, origin: str) -> NodeType:
         return msgspec.convert({"name": name, **table}, NodeType)
     except msgspec.ValidationError as error:
         keys = {"": NodeType.__struct_fields__[1:], "devices": Device.__struct_fields__}
-        raise ValueError(f"Cannot read node type {name!r} from {origin}: {near_keys(str(error), keys)}") from error
+        choices = f" Choose {' or '.join(get_args(_Kind))}." if "Invalid enum value" in str(error) else ""
+        raise ValueError(f"Cannot read node type {name!r} from {origin}: {near_keys(str(error), keys)}{choices}") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- durations

@@ -324,6 +324,14 @@ def test_each_choice_of_scenarios_has_a_folder_of_its_own(
     assert said == [f"out: {folder}"]
 
 
+def test_members_of_a_family_are_counted_before_they_are_compared(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.comparison.compare.compare", lambda *_, **__: (_ for _ in ()).throw(ValueError("stop")))
+    assert main(["compare", "drawn:placement[0:20]", "drawn:placement[19:21]", "--tuners", "fixed"]) == 2
+    assert "Comparing 1 tuner on 21 scenarios" in " ".join(capsys.readouterr().out.split())
+
+
 def test_commas_in_the_options_of_a_tuner_do_not_end_its_name(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

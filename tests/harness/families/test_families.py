@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from harness.cli.main import main
 from harness.comparison.compare import compare
+from harness.comparison.plan import planned
 from harness.families import FAMILIES, audience, drawn, member_name, members, parse_name, reference, single
 from harness.families.draft import MemberGoal, written
 from harness.families.ingredients import fitted, losses
@@ -22,6 +24,7 @@ from tests.support.marks import slow
 from tests.test_architecture import ROOT
 from traces import store
 from traces.parts import scan
+from tuners import resolve
 from tuners.actions import Rejected, Run
 
 DIGESTS = Path(__file__).parent / "digests.txt"
@@ -278,6 +281,26 @@ def test_a_goal_does_not_depend_on_the_cache(tmp_path: Path, monkeypatch: pytest
         ),
     )
     assert list(drawn.goals([name])) == first
+
+
+def test_the_goals_of_a_comparison_are_made_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (some, *_) = drawn.goals(["placement-v1-0000"])
+    asked: list[list[str]] = []
+
+    def played(names: list[str]) -> Iterator[object]:
+        asked.append(names)
+        return (some for _ in names)
+
+    monkeypatch.setattr(drawn, "_played", played)
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "programs"))
+    given = ["drawn:placement[1000:1003]", "drawn:elastic[1000]"]
+    made = planned(given, (resolve("fixed"),), 1, "simulated", 0, record=False)
+    names = ["placement-v1-1000", "placement-v1-1001", "placement-v1-1002", "elastic-v1-1000"]
+    assert [s.name for s in made.scenarios] == names
+    assert asked == [names]
+    monkeypatch.setenv("HARNESS_CACHE", "off")
+    drawn.keep_goals(names)  # there is nowhere to keep them
+    assert asked == [names]
 
 
 # ------------------------------------------------------------------------------------------------------- the command line

@@ -137,6 +137,20 @@ def test_a_tuner_whose_runs_all_failed_is_behind_however_few_arenas_there_are():
     assert str(answer(found)).endswith(" All others are told apart from it.")
 
 
+def test_an_arena_in_which_every_run_failed_takes_the_lead_from_nobody():
+    times = (("fixed", 100.0), ("x", 50.0))
+    rows = [score_row(name, tuner, 0, at + i) for i, name in enumerate(NAMES[:4]) for tuner, at in times]
+    rows += [score_row(NAMES[4], tuner, 0, 600.0, status="error", reason="it broke") for tuner, _ in times]
+    found = arenas_of(frames(rows), NAMES[:5])
+    assert (answer(found).before, answer(found).tuner) == ("Use ", "x")
+    assert (found.arenas, found.lost) == (NAMES[:4], (NAMES[4],))
+    assert f"In {NAMES[4]} every run failed, so that it is not counted." in sentences(found)
+    assert row(found, "x")["failed"] == 0
+    only = arenas_of(frames(rows), NAMES[4:5])
+    assert (only.arenas, only.lost) == (NAMES[4:5], ())
+    assert answer(only).after == ""
+
+
 def test_all_others_are_told_apart_only_where_there_are_some():
     found = arenas_of(played({"fixed": 100, "x": 50}, NAMES[:2]), NAMES[:2])
     few = answer(found)

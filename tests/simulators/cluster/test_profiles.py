@@ -198,7 +198,7 @@ def test_own_file(tmp_path):
         ("8e9", "-8e9", r"cannot have memory_bytes -8"),
         ("speed = 1.5", "speed = -1.5", r"devices\[0\]: a device cannot have speed -1\.5: give .*, 0 or more\."),
         ("speed = 1.5", "speed = inf", r"cannot have speed inf"),
-        ('kind = "cpu"', 'kind = "tpu"', r"devices\[0\]\.kind: invalid enum value 'tpu'"),
+        ('kind = "cpu"', 'kind = "tpu"', r"devices\[0\]\.kind: invalid enum value 'tpu'\. Choose cpu or gpu\."),
         ('devices = [{ kind = "cpu", speed = 1.5 }]', "devices = []", r"has no devices"),
         ('source = "my rack"', 'source = ""\nservice_bytes_per_second = 0', r"service_bytes_per_second 0\.0"),
         ("[mine]", "mine = 3\n[yours]", r"node types from .*: 'mine' is no table; each node type is one"),
