@@ -114,7 +114,9 @@ def _each(scenario: str | Path | Scenario) -> Sequence[str | Path | Scenario]:
 
 def _members(scenario: str | Path | Scenario) -> list[str]:
     """The names of the members of a family that a text means; [] for any other scenario."""
-    kind, _, which = "" if isinstance(scenario, Scenario) else str(scenario).partition(":")
+    if isinstance(scenario, Scenario):
+        return []
+    kind, _, which = str(scenario).partition(":")
     return members(which) if kind == "drawn" else []
 
 
