@@ -14,14 +14,17 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from scipy.optimize import nnls
 
+from tuners.actions import Method
 from tuners.settings import OF_REPLICAS, OF_TABLES, Setting
 
 __all__ = [
     "RELOCATING",
+    "RELOCATIONS",
     "TECHNIQUES",
     "PastReconfiguration",
     "Technique",
     "change_seconds",
+    "published_seconds",
     "technique_seconds",
     "techniques",
 ]
@@ -30,8 +33,14 @@ Technique: TypeAlias = Literal["TDR", "ODMR", "SSR"]
 
 TECHNIQUES: tuple[Technique, ...] = ("TDR", "ODMR", "SSR")
 
+RELOCATIONS: frozenset[Technique] = frozenset({"TDR", "ODMR"})
+
 RELOCATING = ("workers", "servers", "data_shares", "model_shares", "loads", *OF_TABLES, *OF_REPLICAS)
 """Fields of a setting of which a change relocates data or model (Type I); every other one is a system setting (Type II)."""
+
+_RESTART_SECONDS, _RESTARTED_BYTES_PER_SECOND, _RELOCATED_BYTES_PER_SECOND = 14.1, 11.7e6, 45e6
+"""Fits to Table V, of four jobs on 36 nodes: its baseline, checkpoint and restart, and relocation on demand of a part of the
+model, in bytes of the whole."""
 
 _EVENLY = 1e-3
 """The weight of a preference for small costs: it decides only what the observations leave open."""
@@ -83,3 +92,14 @@ def change_seconds(changes: Sequence[PastReconfiguration], needed: frozenset[Tec
     """R_cost, the expected seconds of a reconfiguration that needs these techniques; 0 before the first one."""
     by_technique = technique_seconds(changes)
     return sum(by_technique[t] for t in TECHNIQUES if t in needed)
+
+
+def published_seconds(needed: frozenset[Technique], model_bytes: float, method: Method) -> float:
+    """What it takes to relocate data, or a model of `model_bytes`, as fast as in the paper; 0 for system settings.
+
+    Until the job itself has shown it, nothing else tells that a large model should stay where it is.
+    """
+    if method == "checkpoint":
+        relocates = not needed.isdisjoint(RELOCATIONS)
+        return relocates * (_RESTART_SECONDS + model_bytes / _RESTARTED_BYTES_PER_SECOND)
+    return ("ODMR" in needed) * model_bytes / _RELOCATED_BYTES_PER_SECOND

@@ -31,14 +31,14 @@ choose:
   one without progress then counts as the worst stretch with progress, or as the budget where there is none.
 * ``careful`` is ours. A setting is observed for no longer than twice the time that the fastest one takes for a clocks, in
   ever longer windows from one push of each worker on. The initial phase ends early where it would take more time than is
-  left, and after it the job takes the best setting that it knows, not the last. Only settings that were not observed yet are
-  proposed by the acquisition; the best observed one is proposed as well, so that the job can go back, for what it is better
-  by beyond two standard errors: the fastest of several known settings is often so by chance. The gate asks for the
-  cost, for that of a change back with the probability that the setting is worse, and for what its trial is expected to lose.
-  Nothing is gained after the end of the budget.
-  Gains are scaled by what earlier trials, or changes back, have kept of their promises. Trials take at most 20 % of the
-  job's time by now, not counting those that save as much as they took. Decisions without a change make the search rarer:
-  after the 1st, 2nd, 4th, 8th.
+  left, and after it the job takes the best setting that it knows, not the last. A model that would take more than half of
+  that to relocate stays where it is; how fast it moves is known from the paper until the job itself has shown it. Only
+  settings that were not observed yet are proposed by the acquisition; the best observed one is proposed as well, so that
+  the job can go back, for what it is better by beyond two standard errors: the fastest of several known settings is often
+  so by chance. The gate asks for the cost, for that of a change back with the probability that the setting is worse, and
+  for what its trial is expected to lose. Nothing is gained after the end of the budget. Gains are scaled by what earlier
+  trials, or changes back, have kept of their promises. Trials take at most 20 % of the job's time by now, not counting
+  those that save as much as they took. Decisions without a change make the search rarer: after the 1st, 2nd, 4th, 8th.
 * With ``pooled``, seconds per remaining clock do not depend on the loss, which is then no input of the model: its noise
   would make decisions. A setting that was observed is judged by its own estimate, another one by the model.
 * The incumbent is the best setting so far *at the current loss* ("current": the current setting, at that loss; "last":
@@ -63,7 +63,14 @@ from numpy.typing import NDArray
 from tuners.actions import Action, Evaluation, Job, Method, Reconfigure, Rejected, Run, Setting, Tuner, Window
 from tuners.applicability import nothing_to_tune_if
 from tuners.bo_online.convergence import ESTIMATORS, Estimator, Form, LossCurve
-from tuners.bo_online.costs import RELOCATING, PastReconfiguration, change_seconds, techniques
+from tuners.bo_online.costs import (
+    RELOCATING,
+    RELOCATIONS,
+    PastReconfiguration,
+    change_seconds,
+    published_seconds,
+    techniques,
+)
 from tuners.bo_online.repository import Observations, Repeats, Stretch, StretchMemory, contiguous, threshold, triples
 from tuners.bo_online.surrogate import (
     SURROGATES,
@@ -106,6 +113,7 @@ _DRAWS = 100  # at most, for an initial setting that the job admits
 _SLOW = 2.0  # times the least seconds per clock seen: a slower setting is observed for fewer clocks
 _SHARE_OF_COUNTED = 0.25  # of the seconds left, what the initial phase may take where the target counts clocks or samples
 _SHARE_OF_ESTIMATED = 1.0  # the same where the seconds left are estimated from losses: early estimates are too low
+_MOVE = 0.5  # of what the initial phase may take, that one change may: a setting would have to be twice as fast to repay it
 _SEARCH = 0.2  # of the job's seconds by now, that trials may have taken without saving them
 _ERRORS = 2.0  # standard errors, by which one known setting must be better than another to replace it
 _FAITH = 0.1  # share of the time left that trials may promise in vain before their promises count half
@@ -204,8 +212,7 @@ def bo_online(
         )
     _check_options({**locals()})
     estimates, models = _of_form("estimator", estimator, ESTIMATORS), _of_form("surrogate", surrogate, SURROGATES)
-    how = job.method(method)
-    history = JobHistory(job, knobs, couple_threads, estimates)
+    history = JobHistory(job, knobs, couple_threads, estimates, job.method(method), careful=careful)
     if not history.encoding.space.knobs:
         return
 
@@ -226,10 +233,12 @@ def bo_online(
     began, rows = history.since, initial_rows(history.encoding, settings - (counting == "code"), history.rng, design)
     for tried, row in enumerate(rows):
         spent = (history.since - began) * (1 + 1 / tried) if tried else 0.0  # with the next setting
-        if careful and spent > share * _least_seconds_left(known()):
+        most = share * _least_seconds_left(known()) if careful else np.inf
+        if spent > most:
             break
         two_parts = apart and frozenset({"SSR"}) not in {c.needed for c in history.changes}
-        if (yield from _begin_with(history, row, how, two_parts, f"initial setting {tried + 1} of {len(rows)}")):
+        why = f"initial setting {tried + 1} of {len(rows)}"
+        if (yield from _begin_with(history, row, _MOVE * most, two_parts, why)):
             yield from observed()
 
     # The online tuning phase, III-C.
@@ -240,9 +249,9 @@ def bo_online(
         search = not careful or (due and history.tried_seconds <= _SEARCH * history.since)
         begun, due, quiet = history.since, due and not search, quiet + 1
         for wanted in proposals(history, known(), models, acquisition, incumbent, search=search, careful=careful):
-            cost = change_seconds(history.changes, techniques(history.setting, wanted.setting))
+            cost = history.cost(wanted.setting)
             if not gate or wanted.gain_seconds > cost * (1 + wanted.back) + wanted.risk_seconds:
-                if (yield from _change(history, wanted.setting, how, f"{wanted.why}; the change costs {short(cost)} s")):
+                if (yield from _change(history, wanted.setting, f"{wanted.why}; the change costs {short(cost)} s")):
                     history.trial, quiet = wanted.trial, 1
                 break
         yield from observed()
@@ -275,8 +284,18 @@ def stretch_clocks(
 class JobHistory:
     """The job so far, and its measurements."""
 
-    def __init__(self, job: Job, knobs: Literal["system", "all"], couple_threads: bool, estimator: Estimator) -> None:
+    def __init__(
+        self,
+        job: Job,
+        knobs: Literal["system", "all"],
+        couple_threads: bool,
+        estimator: Estimator,
+        method: Method | None = None,
+        *,
+        careful: bool = True,
+    ) -> None:
         self.job, self.estimator = job, estimator
+        self.method, self._careful = method, careful  # how the job is reconfigured; None: by its first method
         self.stretches: list[Stretch] = []
         self.memory = StretchMemory(estimator)  # of the stretches before the one that is being observed
         self.changes: list[PastReconfiguration] = []
@@ -326,6 +345,18 @@ class JobHistory:
         """Whether the job tells no loss of a mini-batch, as recorded runs do: then no setting can be told from another."""
         losses = [s.curve.losses for s in self.stretches]
         return not self.job.target.counts and bool(losses) and all(np.isnan(one).all() for one in losses)
+
+    def cost(self, setting: Setting) -> float:
+        """The expected seconds of a change to `setting`."""
+        needed = techniques(self.setting, setting)
+        seconds = change_seconds(self.changes, needed)
+        if self._careful and not any(c.needed & RELOCATIONS for c in self.changes):
+            seconds += published_seconds(needed, self.job.model_bytes, self.method or self.job.methods[0])
+        return seconds
+
+    def in_place(self, setting: Setting) -> Setting:
+        """`setting` with data and model where they are now."""
+        return replace(setting, **{f: getattr(self.setting, f) for f in RELOCATING})
 
     def trust(self, *, known: bool) -> float:
         """What changes to known settings, or trials of others, have saved so far over what the model had promised: the gains
@@ -386,10 +417,10 @@ def kind_of(setting: Setting) -> tuple[object, ...]:
     return tuple(getattr(setting, f) for f in _STATISTICAL)
 
 
-def _change(history: JobHistory, setting: Setting, how: Method | None, why: str) -> Generator[Action[Any], Any, bool]:
+def _change(history: JobHistory, setting: Setting, why: str) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to `setting`, and record the cost or the refusal; whether it was done."""
     try:
-        cost = yield from Reconfigure(setting, method=how, reason=f"{changes(history.setting, setting)}: {why}")
+        cost = yield from Reconfigure(setting, method=history.method, reason=f"{changes(history.setting, setting)}: {why}")
     except Rejected:
         history.refused.add(setting)
         return False
@@ -449,29 +480,33 @@ def _least_seconds_left(seen: Observations) -> float:
 
 
 def _begin_with(
-    history: JobHistory, row: _Floats, how: Method | None, apart: bool, why: str
+    history: JobHistory, row: _Floats, most_seconds: float, apart: bool, why: str
 ) -> Generator[Action[Any], Any, bool]:
     """Reconfigure the job to the setting of `row`, or of a new random row where that was tried or is refused.
 
-    With `apart`, all but the roles changes first. False where no setting is left to try; where the system refuses all, the
-    job runs under its present setting instead.
+    Data and model stay where they are if the change is expected to take more than `most_seconds`. With `apart`, all but the
+    roles changes first. False where no setting is left to try; where the system refuses all, or all take too long, the job
+    runs under its present setting instead.
     """
-    refusals = 0
+    refusals, takes_too_long = 0, False
     for _ in range(_DRAWS):
         setting = history.admitted(row)
+        if setting is not None and history.cost(setting) > most_seconds:
+            takes_too_long = True
+            setting = history.in_place(setting)
         key = history.row(setting).tobytes() if setting is not None else b""
         if setting is not None and key not in history.tried:
             history.tried.add(key)
             if apart and techniques(history.setting, setting) > {"SSR"}:
-                first = replace(setting, **{f: getattr(history.setting, f) for f in RELOCATING})
-                yield from _change(history, first, how, f"{why}, all but the roles, so that costs can be told apart")
-            if (yield from _change(history, setting, how, why)):
+                first = history.in_place(setting)
+                yield from _change(history, first, f"{why}, all but the roles, so that costs can be told apart")
+            if (yield from _change(history, setting, why)):
                 return True
             refusals += 1
             if refusals == _REFUSALS:
                 break
         row = initial_rows(history.encoding, 1, history.rng, "random")[0]
-    return refusals > 0
+    return takes_too_long or refusals > 0
 
 
 # ------------------------------------------------------------------------------------------- the online tuning phase (III-C)

@@ -210,6 +210,22 @@ def test_where_a_change_costs_more_the_job_stays_with_one_of_the_best():
     assert sum(later.count(s) for s in ((4, 6), (4, 7), (4, 5))) > len(later) / 2
 
 
+def test_a_model_that_takes_longer_to_relocate_than_the_job_stays_where_it_is():
+    """18 GB took 1,583 s, in a job that takes 880 s where they stay. Threads are still tried."""
+    heavy = replace(GOAL, model_bytes=1e12, methods=("checkpoint",))  # a day
+    tried = changes(played(most=40, job=heavy))
+    assert {s.workers for s in tried} == {START.workers}
+    assert {s.servers for s in tried} == {START.servers}
+    assert len({s.intra_threads for s in tried}) > 3
+    paper = changes(played(partial(bo_online, careful=False), most=40, job=heavy))
+    assert len({s.workers for s in paper}) > 3
+
+
+def test_a_model_moves_where_the_job_is_long_enough():
+    heavy = replace(GOAL, model_bytes=1e9, methods=("checkpoint",))  # 100 s, of some 1,600
+    assert len({s.workers for s in changes(played(most=40, job=heavy))}) > 1
+
+
 @pytest.mark.slow
 def test_a_change_has_to_gain_more_than_it_costs():
     """2,000 log(5) / 0.2 = 16,000 clocks of at least 0.1 s: a gain of hours is possible, of a year is not."""

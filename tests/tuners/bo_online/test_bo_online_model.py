@@ -12,7 +12,14 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from tuners.bo_online import surrogate
-from tuners.bo_online.costs import TECHNIQUES, PastReconfiguration, change_seconds, technique_seconds, techniques
+from tuners.bo_online.costs import (
+    TECHNIQUES,
+    PastReconfiguration,
+    change_seconds,
+    published_seconds,
+    technique_seconds,
+    techniques,
+)
 from tuners.bo_online.surrogate import (
     Encoding,
     Surrogate,
@@ -408,3 +415,18 @@ def test_no_technique_costs_less_than_nothing():
 
 def test_nothing_is_known_to_cost_anything_before_the_first_change():
     assert change_seconds([], frozenset({"TDR"})) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "restart", "relocation"),
+    [(109_372_904, 47, 12), (1_000_000, 13, 2), (654_968, 16, 2), (58_289_352, 40, 6)],
+)
+def test_what_relocating_takes_in_the_paper(parameters, restart, relocation):
+    """Seconds per reconfiguration of Table V, baseline and TensorFlowOnline; parameters of Table II. A relocation takes two
+    seconds more, for the system settings that always change with it."""
+    both, size = frozenset({"TDR", "ODMR"}), 4.0 * parameters
+    assert published_seconds(both, size, "checkpoint") == pytest.approx(restart, rel=0.15)
+    assert published_seconds(frozenset({"TDR"}), size, "checkpoint") == published_seconds(both, size, "checkpoint")
+    assert published_seconds(both, size, "relocate") + 1.9 == pytest.approx(relocation, rel=0.2)
+    assert published_seconds(frozenset({"TDR"}), size, "relocate") == 0
+    assert published_seconds(frozenset({"SSR"}), size, "checkpoint") == 0
