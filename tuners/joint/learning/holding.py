@@ -214,6 +214,8 @@ class Holding:
         if model.diverged:
             self.hurting = min(self.hurting, self._heat.of(before))
         self.held, self._has_returned = self._heat.scaled(self.held, 0.5), True
+        if not self._heat.of(self.top) < self._heat.of(before):
+            self.top = self.held  # that heat has not served
         seen = "diverged" if model.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
         why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:

@@ -151,6 +151,17 @@ def test_a_heat_that_is_cooled_is_held_for_a_share_of_the_jobs_time(began, windo
     assert sum(runs[first:second]) == windows
 
 
+def test_a_heat_that_was_too_hot_has_not_served():
+    """Where no drift was left, the job went back to it, lost half of what it knew, and took 68,000 s in place of 35,000."""
+    holding, answers = holding_of([-0.5, -0.6, -0.7, 0.0])
+    holding._kept = answers.run(holding._training.snapshots.take())
+    before = holding.held.learning_rate
+    assert holding.top.learning_rate == before
+    answers.run(holding._step_back())
+    assert holding.top == holding.held
+    assert holding.top.learning_rate == pytest.approx(before / 2)
+
+
 @pytest.mark.parametrize("cooled", [1.0, 0.6])
 def test_where_no_drift_is_left_the_job_goes_on_as_hot_as_it_ever_served_after_cooling(cooled):
     holding, answers = holding_of([0.0] * 4)
