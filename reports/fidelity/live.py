@@ -1,4 +1,8 @@
-"""Live runs beside simulated ones: how long each tuner took in both worlds, and whether both put the tuners in one order."""
+"""Live runs beside simulated ones: how long each tuner took in both worlds, and whether both put the tuners in one order.
+
+How sure the order is: seeds are drawn again, with replacement, in each world by itself (bootstrap: Efron and Tibshirani
+1993, chapter 13), and their medians are compared as those of all seeds are.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from reports.verdicts.numbers import quantity, relative
+from reports.verdicts.numbers import percent, quantity, relative
 from traces.store import Results, load_results
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BesideRow", "agreement", "beside_rows", "beside_tables", "ratio_text", "simulated_of", "tau"]
+__all__ = [
+    "Agreement",
+    "BesideRow",
+    "agreement",
+    "agreement_of",
+    "beside_rows",
+    "beside_tables",
+    "ratio_text",
+    "simulated_of",
+    "tau",
+]
+
+_RESAMPLES = 1999
+_FEWEST_SEEDS = 3  # of fewer, resampling says nothing
 
 
 class BesideRow(NamedTuple):
@@ -27,6 +45,8 @@ class BesideRow(NamedTuple):
     simulated_seconds: float  # nan: it was not simulated
     live_done: str  # "2/3": runs that reached the target
     simulated_done: str
+    live_by_seed: dict[int, float]  # seconds
+    simulated_by_seed: dict[int, float]
 
     @property
     def ratio(self) -> float:
@@ -38,18 +58,22 @@ def beside_rows(live: Results, simulated: Results, scenario: str) -> list[Beside
     """The tuners of a scenario that were played live and did not fail in all runs, the fastest first."""
     found = [_medians(results.scores, scenario) for results in (live, simulated)]
     rows = []
-    for tuner, (seconds, done) in found[0].items():
-        simulated_seconds, simulated_done = found[1].get(tuner, (math.nan, "-"))
-        rows.append(BesideRow(tuner, seconds, simulated_seconds, done, simulated_done))
+    for tuner, (seconds, done, by_seed) in found[0].items():
+        simulated_seconds, simulated_done, simulated_by_seed = found[1].get(tuner, (math.nan, "-", {}))
+        rows.append(BesideRow(tuner, seconds, simulated_seconds, done, simulated_done, by_seed, simulated_by_seed))
     return sorted(rows, key=lambda row: row.live_seconds)
 
 
-def _medians(scores: pl.DataFrame, scenario: str) -> dict[str, tuple[float, str]]:
+def _medians(scores: pl.DataFrame, scenario: str) -> dict[str, tuple[float, str, dict[int, float]]]:
     made = scores.filter((pl.col("scenario") == scenario) & ~pl.col("status").is_in(("error", "not applicable")))
     found = {}
     for tuner in made["tuner"].unique(maintain_order=True):
         runs = made.filter(pl.col("tuner") == tuner)
-        found[str(tuner)] = float(np.median(runs["completion_seconds"])), f"{int(runs['reached'].sum())}/{len(runs)}"
+        done, by_seed = (
+            f"{int(runs['reached'].sum())}/{len(runs)}",
+            dict(runs.select("seed", "completion_seconds").iter_rows()),
+        )
+        found[str(tuner)] = float(np.median(runs["completion_seconds"])), done, by_seed
     return found
 
 
@@ -59,11 +83,59 @@ def tau(rows: list[BesideRow]) -> float:
     return float(kendalltau(*zip(*both, strict=True)).statistic) if len(both) > 1 else math.nan
 
 
+class Agreement(NamedTuple):
+    """Whether both worlds put the tuners in one order."""
+
+    tau: float  # nan for fewer than two tuners in both
+    low: float  # 90 % interval of tau over resampled seeds; nan for fewer than three seeds that all tuners have
+    high: float
+    fastest: tuple[str, str]  # live, simulated
+    same_fastest: float  # share of resampled seeds in which both worlds have the same fastest tuner; nan as above
+
+
+def agreement_of(rows: list[BesideRow]) -> Agreement:
+    """How far the tuners of `rows` that were played in both worlds are in the same order there."""
+    both = [row for row in rows if not math.isnan(row.simulated_seconds)]
+    if len(both) < 2:
+        return Agreement(math.nan, math.nan, math.nan, ("", ""), math.nan)
+    fastest = both[0].tuner, min(both, key=lambda row: row.simulated_seconds).tuner
+    worlds = [_common([row.live_by_seed for row in both]), _common([row.simulated_by_seed for row in both])]
+    if min(seconds.shape[1] for seconds in worlds) < _FEWEST_SEEDS:
+        return Agreement(tau(rows), math.nan, math.nan, fastest, math.nan)
+    rng = np.random.default_rng(0)
+    live, simulated = (_resampled(seconds, rng) for seconds in worlds)
+    taus = [float(kendalltau(a, b).statistic) for a, b in zip(live, simulated, strict=True)]
+    same = float((live.argmin(axis=1) == simulated.argmin(axis=1)).mean())
+    low, high = np.nanquantile(taus, (0.05, 0.95))
+    return Agreement(tau(rows), float(low), float(high), fastest, same)
+
+
+def _common(by_seed: list[dict[int, float]]) -> NDArray[np.float64]:
+    """Seconds [tuners, seeds] of the seeds that all tuners have."""
+    seeds = sorted(set.intersection(*(set(one) for one in by_seed)))
+    return np.array([[one[seed] for seed in seeds] for one in by_seed])
+
+
+def _resampled(seconds: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Medians [resamples, tuners] over seeds that are drawn again; the tuners keep their seeds in common."""
+    drawn = rng.integers(seconds.shape[1], size=(_RESAMPLES, seconds.shape[1]))
+    return np.median(seconds[:, drawn], axis=2).T
+
+
 def agreement(rows: list[BesideRow]) -> str:
-    """Kendall's tau as a sentence."""
-    agreed = tau(rows)
-    said = "- (fewer than two tuners in both)" if math.isnan(agreed) else f"{agreed:.2f}"
-    return f"Kendall's tau of the two orders: {said}"
+    """The same in words."""
+    found = agreement_of(rows)
+    if math.isnan(found.tau):
+        return "Kendall's tau of the two orders: - (fewer than two tuners in both)."
+    said = f"Kendall's tau of the two orders: {found.tau:.2f}"
+    live, simulated = found.fastest
+    fastest = f"{live} is the fastest in both" if live == simulated else f"{live} is the fastest live, {simulated} simulated"
+    if math.isnan(found.low):
+        return f"{said}. {fastest}."
+    return (
+        f"{said} (90 % of resampled seeds: {found.low:.2f} to {found.high:.2f}). {fastest}; resampled seeds have the same "
+        f"fastest tuner in both worlds {percent(found.same_fastest)} of the time."
+    )
 
 
 def ratio_text(row: BesideRow) -> str:
