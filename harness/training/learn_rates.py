@@ -31,6 +31,7 @@ __all__ = ["fastest", "main"]
 _SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)  # of the top of the range, that are played
 _IMPROVEMENT = 0.98  # of the best improvement: what a rate has to make
 _CHECK_CLOCKS = 25
+_TRAINING = range(100, 1000)  # members of every family (`harness.families.audience`)
 _SEED = 999_983  # comparisons count their seeds from 0
 
 
@@ -81,6 +82,12 @@ def main() -> None:
     asked.add_argument("--count", type=int, default=24)
     asked.add_argument("--out", type=Path, required=True)
     args = asked.parse_args()
+    last = args.first + args.count - 1
+    if not _TRAINING.start <= args.first <= last < _TRAINING.stop:
+        asked.error(
+            f"cannot learn from members {args.first} to {last}: those from {_TRAINING.start} to {_TRAINING.stop - 1} are for "
+            "training, and tuners are compared on the others."
+        )
     program_cache.use()
     found = dict[int, float]()
     for index in range(args.first, args.first + args.count):

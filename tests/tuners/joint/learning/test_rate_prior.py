@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from harness.training import learn_rates
 from harness.training.learn_rates import fastest
 from tuners.joint.learning.heat import Expected, rate_prior
 
@@ -26,3 +27,14 @@ def test_the_best_rate_is_the_first_that_makes_nearly_the_best_improvement():
     assert fastest(courses, untrained=2.3) == pytest.approx(0.1)
     assert fastest({0.01: [1.0], 0.04: [1.0]}, untrained=2.0) == pytest.approx(0.02)  # between rates that are alike
     assert fastest({0.01: [2.5], 0.1: []}, untrained=2.3) is None
+
+
+@pytest.mark.parametrize(
+    "asked", [["--first", "0"], ["--first", "99"], ["--first", "990", "--count", "11"], ["--count", "0"]]
+)
+def test_nothing_is_learned_from_members_on_which_tuners_are_compared(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["learn_rates", *asked, "--out", str(tmp_path / "prior.toml")])
+    with pytest.raises(SystemExit) as ended:
+        learn_rates.main()
+    assert ended.value.code == 2
+    assert "those from 100 to 999 are for training" in capsys.readouterr().err
