@@ -85,8 +85,8 @@ def main() -> None:
     last = args.first + args.count - 1
     if not _TRAINING.start <= args.first <= last < _TRAINING.stop:
         asked.error(
-            f"cannot learn from members {args.first} to {last}: those from {_TRAINING.start} to {_TRAINING.stop - 1} are for "
-            "training, and tuners are compared on the others."
+            f"cannot learn from members {args.first} to {last}: those from {_TRAINING.start} to {_TRAINING.stop - 1} are "
+            "for training, and tuners are compared on the others."
         )
     program_cache.use()
     found = dict[int, float]()
