@@ -208,7 +208,8 @@ def _replayed(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from harness.record import MADE_BY
-    from traces import convert, own_tables
+    from traces import convert
+    from traces.foreign import own_tables
 
     if not options.csv and not (options.source / "trace.json").exists() and own_tables.has_tables(options.source):
         own_tables.from_tables(options.source, options.out, made_by=MADE_BY)
