@@ -20,7 +20,7 @@ import polars as pl
 from harness import drive
 from harness.comparison import compare as comparisons
 from harness.comparison.answer import Comparison, comparison_in, temporary_folder
-from harness.machine import cores
+from harness.machines.machine import cores
 from harness.scenario import Scenario, load, system
 from harness.scenario.building import scenario
 from harness.score import Score, ending, score

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from harness.cli.parsing import some_path, whole
 from harness.cli.results import any_failed, conclude, interrupted, tuner_names
 from harness.cli.standard_output import tell_once
-from harness.machine import cores
+from harness.machines.machine import cores
 
 if TYPE_CHECKING:
     from harness.live.deploy.contest import LiveContest

@@ -26,7 +26,7 @@ from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
 from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
-from harness.machine import collect_garbage_rarely, cores
+from harness.machines.machine import collect_garbage_rarely, cores
 from harness.version import HARNESS_VERSION
 
 __all__ = ["main"]

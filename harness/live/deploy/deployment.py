@@ -40,7 +40,7 @@ from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
 from harness.live.processes.names import process_count
 from harness.live.worker.spec import Spec
-from harness.machine import cores
+from harness.machines.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score

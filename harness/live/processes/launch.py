@@ -32,8 +32,8 @@ from harness.live.processes.private_cluster import private_cluster
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
 from harness.live.worker.spec import Spec
-from harness.machine import versions
-from harness.ray_cluster import joined, protected, quiet_services
+from harness.machines.machine import versions
+from harness.machines.ray_cluster import joined, protected, quiet_services
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
