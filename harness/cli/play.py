@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.parsing import whole
-from harness.cli.standard_output import end_quietly
+from harness.cli.terminal.parsing import whole
+from harness.cli.terminal.standard_output import end_quietly
 
 if TYPE_CHECKING:
     from traces.exchanges import Exchange
