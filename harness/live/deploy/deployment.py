@@ -51,7 +51,7 @@ from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
-from tuners.thinking import next_action
+from tuners.playing.thinking import next_action
 
 __all__ = [
     "Deployment",
