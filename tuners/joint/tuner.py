@@ -325,7 +325,7 @@ class JointCourse:
             holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
             yield from holding.run()
             yield from self.placing.share_evenly()
-            self.hurting = min(self.hurting, holding.hurting)
+            self.hurting = min(self.hurting, holding.trials.hurting)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, branch.placed(s), s) for s in (origin, top))
             if holding.lost and (yield from self.as_begun()):
