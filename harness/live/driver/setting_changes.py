@@ -6,7 +6,7 @@ from harness.live.driver.control import Control
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.driver.view.status import setting_words
-from harness.live.processes.names import peers
+from harness.live.protocol.names import peers
 from harness.live.worker.spec import Spec
 from simulators.engine.optimizers import slots
 from tuners.actions import Cost, Install, Reconfigure, Rejected, Setting, SyncPolicy

@@ -113,7 +113,7 @@ class ProcessSpec:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
             from harness.live.processes.host import choose_device
-            from harness.live.processes.names import EVALUATOR, node_of
+            from harness.live.protocol.names import EVALUATOR, node_of
             from harness.machines import program_cache
 
             choose_device(accelerated=self.accelerated)

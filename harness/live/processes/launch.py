@@ -25,12 +25,12 @@ from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, 
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
-from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_cluster import private_cluster
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
+from harness.live.protocol.names import EVALUATOR, node_of
 from harness.live.worker.spec import Spec
 from harness.machines.machine import versions
 from harness.machines.ray_cluster import joined, protected, quiet_services

@@ -65,7 +65,7 @@ import ray
 from harness.live.processes import launch, node_rooms
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.node_rooms import NodeRooms
-from harness.live.processes.names import peers
+from harness.live.protocol.names import peers
 from tests.live.support.ones import ONES, Ones
 
 init = ray.init
