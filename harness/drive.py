@@ -32,7 +32,7 @@ from tuners.actions import (
     TunerFactory,
     Window,
 )
-from tuners.thinking import ThinkingLimitError, next_action, thinking_limit
+from tuners.playing.thinking import ThinkingLimitError, next_action, thinking_limit
 
 __all__ = ["Ending", "Outcome", "Played", "drive", "play", "replay"]
 

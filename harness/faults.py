@@ -12,7 +12,8 @@ import tuners
 __all__ = ["described", "short", "trace_of"]
 
 _LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
-_NOT_OF_AUTHORS = {Path(__file__).parent, Path(__file__).parent / "cli", Path(tuners.__file__).parent}
+_HERE, _TUNERS = Path(__file__).parent, Path(tuners.__file__).parent
+_NOT_OF_AUTHORS = {_HERE, _HERE / "cli", _TUNERS, _TUNERS / "playing"}
 """Folders of the driver and, flat in `tuners`, of the contract: no algorithm is in their files."""
 
 

@@ -20,7 +20,7 @@ import polars as pl
 from harness import drive
 from harness.comparison import compare as comparisons
 from harness.comparison.answer import Comparison, comparison_in, temporary_folder
-from harness.machine import cores
+from harness.machines.machine import cores
 from harness.scenario import Scenario, load, system
 from harness.scenario.building import scenario
 from harness.score import Score, ending, score
@@ -31,7 +31,7 @@ from tuners import embedded as embedded_tuners
 from tuners.actions import TunerFactory
 
 if TYPE_CHECKING:
-    from harness.cli.display import ProgressDisplay
+    from harness.cli.terminal.display import ProgressDisplay
 
 __all__ = ["PlayedRun", "compare", "deploy", "load_results", "play", "scenario"]
 
@@ -162,7 +162,7 @@ def deploy(
     function as a tuner must be the same one if the job is resumed. Raises ValueError, before anything is started, for a job
     that cannot be deployed; RuntimeError for one that does not start.
     """
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.live.deploy import deployment
 
     loaded, seed = _loaded(scenario), _seed(seed)
@@ -239,7 +239,7 @@ def _shown(progress: bool) -> AbstractContextManager[ProgressDisplay | None]:
     """The display for this place: bars on a terminal, one line in a notebook, else none."""
     from rich.console import Console
 
-    from harness.cli.display import one_line, watching
+    from harness.cli.terminal.display import one_line, watching
 
     console = Console(stderr=True)
     if progress and console.is_jupyter:

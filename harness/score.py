@@ -29,7 +29,7 @@ from tuners.actions import (
     Setting,
     Window,
 )
-from tuners.system import wanted_setting
+from tuners.playing.system import wanted_setting
 
 __all__ = ["Score", "Scored", "ending", "score", "unplayed"]
 

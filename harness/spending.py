@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from traces.exchanges import Exchange
 from tuners.actions import Fork, Free, Job, Reconfigure, Rejected, Run, Setting, Window
+from tuners.playing.system import wanted_setting
 from tuners.prices import Prices
-from tuners.system import wanted_setting
 
 __all__ = ["Spending", "highest_usd", "spending"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulators.branch import Branch
 from simulators.engine.inputs import overlapping
-from simulators.engine.network import Proportions
+from simulators.engine.links.network import Proportions
 
 __all__ = ["copy_bytes", "noise_seconds", "refill_seconds"]
 

@@ -37,7 +37,7 @@ from tuners.actions import (
     Status,
     Window,
 )
-from tuners.system import (
+from tuners.playing.system import (
     Handlers,
     admitted,
     branch_of,

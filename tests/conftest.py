@@ -16,8 +16,8 @@ import jax
 import pytest
 from hypothesis import settings
 
-from harness import program_cache
-from harness.machine import collect_garbage_rarely
+from harness.machines import program_cache
+from harness.machines.machine import collect_garbage_rarely
 
 collect_garbage_rarely()
 gc.disable()  # until the tests are collected: what is made until then stays

@@ -126,7 +126,7 @@ def test_the_contract_imports_only_itself():
     assert ours("tuners/policies.py") == {"tuners.actions", "tuners.settings"}
 
 
-ABOUT_TUNERS = ("tuners/testing/", "tuners/thinking.py")
+ABOUT_TUNERS = ("tuners/testing/", "tuners/playing/thinking.py")
 """In the package `tuners`, and no tuner: they watch one, and its time."""
 
 

@@ -43,8 +43,8 @@ from tuners.actions import (
     Window,
     WorkerWindow,
 )
+from tuners.playing.system import Handlers, branch_of, check_not_last, handler_of
 from tuners.settings import Choice
-from tuners.system import Handlers, branch_of, check_not_last, handler_of
 
 __all__ = ["RecordedSystem"]
 

@@ -212,7 +212,7 @@ def _few_in_progress(state: _Bound, push: Push) -> tuple[_Bound, Decision]:
     def release(_: Any, released: Array) -> Array:
         """One more: that with the fewest pushes; of equals the first.
 
-        Without sorting, for the reason in `simulators.engine.network.first_of`.
+        Without sorting, for the reason in `simulators.engine.links.network.first_of`.
         """
         left = push.waiting & ~released
         chosen: Array = left & (workers == jnp.argmin(jnp.where(left, push.clocks, _UNBOUNDED)))

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.parsing import number, out_file, out_folder, some_path, whole
+from harness.cli.terminal.parsing import number, out_file, out_folder, some_path, whole
 from harness.cli.trace import TRACE_HELP, trace_folder
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ def _add_given(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    from harness import calibrating, program_cache
-    from harness.cli.display import stages
+    from harness import calibrating
+    from harness.cli.terminal.display import stages
+    from harness.machines import program_cache
     from simulators.calibration.fit import NO_FREEDOM, fit_all
     from simulators.calibration.output import misfits, to_toml
     from traces.store import check_new, write_bytes
@@ -191,8 +192,9 @@ def _size_note(fit: Fit) -> str:
 
 
 def _fidelity(options: argparse.Namespace) -> int:
-    from harness import calibrating, program_cache
-    from harness.cli.display import stages
+    from harness import calibrating
+    from harness.cli.terminal.display import stages
+    from harness.machines import program_cache
     from reports.fidelity import fidelity_page, fidelity_table
     from traces.store import check_new
 

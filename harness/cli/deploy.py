@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.parsing import some_path, whole
 from harness.cli.results import any_failed, conclude, interrupted, tuner_names
-from harness.cli.standard_output import tell_once
-from harness.machine import cores
+from harness.cli.terminal.parsing import some_path, whole
+from harness.cli.terminal.standard_output import tell_once
+from harness.machines.machine import cores
 
 if TYPE_CHECKING:
     from harness.live.deploy.contest import LiveContest
@@ -116,7 +116,7 @@ def _deploy(options: argparse.Namespace) -> int:
 
 
 def _show_plan(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.lines import say
     from harness.live.deploy.contest import check_contest
     from harness.live.deploy.deployment import check_folder, described
@@ -135,7 +135,7 @@ def _show_plan(options: argparse.Namespace) -> int:
 
 
 def _run_job(options: argparse.Namespace) -> int:
-    from harness.cli.display import stages, terminal
+    from harness.cli.terminal.display import stages, terminal
     from harness.lines import say
     from harness.live.deploy.beside_simulation import beside, measured
     from harness.live.deploy.deployment import Interrupted, deploy, how_to_go_on, simulated, what_is_saved
@@ -240,7 +240,7 @@ def _that_starts(options: argparse.Namespace) -> str:
 
 
 def _run_contest(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.comparison.compare import compare
     from harness.lines import say
     from harness.live.deploy.contest import contest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from harness.cli.parsing import some_path, whole
+from harness.cli.terminal.parsing import some_path, whole
 
 __all__ = ["add_draw"]
 

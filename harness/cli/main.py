@@ -13,20 +13,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness import own_packages
-from harness.cli import standard_output
 from harness.cli.calibrate import add_calibrate, add_fidelity
 from harness.cli.deploy import add_deploy
 from harness.cli.draw import add_draw
 from harness.cli.new import add_new
-from harness.cli.parsing import CommandParser, some_path
 from harness.cli.play import add_play
 from harness.cli.reproduce import add_reproduce
 from harness.cli.results import any_failed, conclude, export, importing_reports, interrupted, tuner_names
 from harness.cli.share import add_merge, add_publish
 from harness.cli.show import add_list, add_show
+from harness.cli.terminal import standard_output
+from harness.cli.terminal.parsing import CommandParser, some_path
 from harness.cli.trace import add_trace
 from harness.cli.training_command import add_train
-from harness.machine import collect_garbage_rarely, cores
+from harness.machines.machine import collect_garbage_rarely, cores
 from harness.version import HARNESS_VERSION
 
 __all__ = ["main"]
@@ -208,7 +208,7 @@ def _add_report(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal, watching
+    from harness.cli.terminal.display import terminal, watching
     from harness.comparison.compare import compare
     from harness.comparison.results_folder import check_folder
     from harness.lines import say
@@ -284,7 +284,7 @@ def _scenarios(names: Sequence[str]) -> list[str]:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.comparison.results import assemble
 
     if (options.folder / "runs").is_dir():

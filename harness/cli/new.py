@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.cli.parsing import out_folder
+from harness.cli.terminal.parsing import out_folder
 
 __all__ = ["add_new"]
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.parsing import whole
-from harness.cli.standard_output import end_quietly
+from harness.cli.terminal.parsing import whole
+from harness.cli.terminal.standard_output import end_quietly
 
 if TYPE_CHECKING:
     from traces.exchanges import Exchange
@@ -76,7 +76,7 @@ def _play(options: argparse.Namespace) -> int:
 def _announced(factory: TunerFactory) -> TunerFactory:
     """The same tuner; the screen says so where it thinks for long."""
     from tuners.actions import Rejected
-    from tuners.thinking import next_action
+    from tuners.playing.thinking import next_action
 
     words = f"(the tuner has not asked anything for {_LONG_SECONDS:g} s; Ctrl-C ends this)"
 

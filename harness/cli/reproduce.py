@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 
-from harness.cli.parsing import out_folder, whole
+from harness.cli.terminal.parsing import out_folder, whole
 
 __all__ = ["NAMES", "add_reproduce"]
 
@@ -36,7 +36,7 @@ def add_reproduce(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from harness.cli.display import stages, terminal
+    from harness.cli.terminal.display import stages, terminal
     from harness.lines import say
     from reports.papers import reproduce
     from reports.papers.claims import headline, shown

@@ -51,7 +51,7 @@ def _import_reports() -> None:
 def conclude(out: Path, console: Console, *, simulated: Path | None = None) -> None:
     """Print the answers and the tables, and write the pages. Live runs are put beside those in `simulated`, or in the
     folder of that name in `out`."""
-    from harness.cli.display import stages
+    from harness.cli.terminal.display import stages
     from harness.lines import say
     from reports.fidelity import live
     from reports.output import terminal

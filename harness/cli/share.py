@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.cli.parsing import out_folder
+from harness.cli.terminal.parsing import out_folder
 
 __all__ = ["add_merge", "add_publish"]
 
@@ -52,7 +52,7 @@ def add_publish(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.comparison.merge import merge
     from harness.lines import say
     from reports.output.terminal import show
@@ -66,7 +66,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _publish(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal
+    from harness.cli.terminal.display import terminal
     from harness.lines import say
     from reports.output.site import publish
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.parsing import out_folder, whole
 from harness.cli.results import interrupted, tuner_names
+from harness.cli.terminal.parsing import out_folder, whole
 
 if TYPE_CHECKING:
     from traces.importers import Imported
@@ -181,7 +181,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _replayed(options: argparse.Namespace) -> int:
-    from harness.cli.display import terminal, watching
+    from harness.cli.terminal.display import terminal, watching
     from harness.comparison.compare import compare
     from harness.scenario import load
     from reports.fidelity import replayed
@@ -208,7 +208,8 @@ def _replayed(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from harness.record import MADE_BY
-    from traces import convert, own_tables
+    from traces import convert
+    from traces.foreign import own_tables
 
     if not options.csv and not (options.source / "trace.json").exists() and own_tables.has_tables(options.source):
         own_tables.from_tables(options.source, options.out, made_by=MADE_BY)

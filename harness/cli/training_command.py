@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from harness.cli.parsing import number, out_file, whole
-from harness.cli.standard_output import tell_once
+from harness.cli.terminal.parsing import number, out_file, whole
+from harness.cli.terminal.standard_output import tell_once
 
 if TYPE_CHECKING:
     from tuners.actions import Scalar
@@ -139,7 +139,7 @@ def _train_broad(options: argparse.Namespace) -> str:
 
 
 def _train_printed(options: argparse.Namespace, learning: Sequence[tuple[str, Scalar]]) -> str:
-    from harness.cli.display import terminal, training
+    from harness.cli.terminal.display import terminal, training
     from harness.training import train
 
     instances = 1000 if options.instances is None else options.instances

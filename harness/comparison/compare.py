@@ -194,8 +194,8 @@ def _pool(jobs: int, address: str, device: str) -> Iterator[Work]:
         with closing(pool.WorkerPool(jobs, device)) as made:
             yield made.work
         return
-    from harness import ray_cluster
     from harness.comparison import ray_pool  # here, because importing Ray takes a second
+    from harness.machines import ray_cluster
 
     with ray_cluster.joined(address):
         yield ray_pool.work

@@ -2,7 +2,7 @@
 
 A run under a fixed setting depends on nothing else, so results have the same bytes with and without the cache. A scenario
 that names another file (a recording, node types, a module) is not cached, since its text does not tell what is in that file.
-Runs are kept beside the compiled programs (`harness.program_cache`), and ``HARNESS_CACHE=off`` switches both off.
+Runs are kept beside the compiled programs (`harness.machines.program_cache`), and ``HARNESS_CACHE=off`` switches both off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from harness.comparison.own_files import named_by
 from harness.comparison.run_process import Done, Task
-from harness.program_cache import ProgramFolder, folder
+from harness.machines.program_cache import ProgramFolder, folder
 from traces import store
 from traces.schema import setting_text
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 from harness.comparison.run_process import Done, Progress, Task
-from harness.machine import single_threaded
+from harness.machines.machine import single_threaded
 
 __all__ = ["Died", "ProgramKey", "WorkerPool", "WorkerProcess", "next_task"]
 

@@ -24,8 +24,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from harness.comparison.pool import Died, WorkerProcess
 from harness.comparison.run_process import Done, Progress, Task
-from harness.machine import other_version, versions
-from harness.ray_cluster import cores
+from harness.machines.machine import other_version, versions
+from harness.machines.ray_cluster import cores
 from traces import store
 
 __all__ = ["NodeLost", "NodeWorker", "lost_for_good", "work"]

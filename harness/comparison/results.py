@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 import polars as pl
 
-from harness.machine import described
+from harness.machines.machine import described
 from harness.score import Scored
 from harness.version import HARNESS_VERSION
 from traces import store

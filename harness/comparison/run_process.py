@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.machine import collect_garbage_rarely
+from harness.machines.machine import collect_garbage_rarely
 
 if TYPE_CHECKING:
     from harness.scenario import Scenario
@@ -116,7 +116,7 @@ def _exit_with_parent() -> None:
 def _run(task: Task, send: Callable[[Any], None]) -> Done:
     """Make one run and write its files; `send` gets its progress. A run that cannot be set up is a row with the reason."""
     from harness.drive import play
-    from harness.machine import described
+    from harness.machines.machine import described
     from harness.record import play_recorded
     from harness.scenario import job, limits, parse
     from harness.score import score, unplayed

@@ -23,11 +23,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from harness import program_cache
 from harness.families.draft import Draft, MemberGoal, written
 from harness.families.families import FAMILIES, audience, member_name, members, parse_name
 from harness.families.lot import Lot
-from harness.machine import single_threaded
+from harness.machines import program_cache
+from harness.machines.machine import single_threaded
 from traces.store import write_bytes
 
 __all__ = ["goals", "keep_goals", "text", "texts", "write"]

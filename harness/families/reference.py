@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from harness.families.draft import Draft, MemberGoal, written
 from harness.families.families import FAMILIES, parse_name
 from harness.families.lot import Lot, rounded
-from harness.machine import collect_garbage_rarely
+from harness.machines.machine import collect_garbage_rarely
 from harness.scenario import Scenario, job, parse, system
 from harness.scenario.tables import BudgetTable
 from tuners.actions import Evaluate, Evaluation, Rejected, Run, Setting, System, Target

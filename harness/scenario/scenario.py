@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from harness import program_cache
+from harness.machines import program_cache
 from harness.scenario import recorded as scenario_recorded
 from harness.scenario.description import Scenario
 from harness.scenario.from_tables import (

@@ -30,7 +30,7 @@ import optax
 from jax import Array
 from numpy.typing import NDArray
 
-from harness import program_cache
+from harness.machines import program_cache
 from harness.training.instances import Instance
 from harness.training.varied import SHAPES, drawn_instance, simple_rules
 from simulators.engine import loop

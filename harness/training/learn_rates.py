@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
-from harness import program_cache
 from harness.families.draft import MemberGoal, written
 from harness.families.families import FAMILIES, member_name
 from harness.families.lot import Lot
+from harness.machines import program_cache
 from harness.scenario import Scenario, job, parse, system
 from harness.scenario.tables import BudgetTable
 from tuners.actions import Evaluate, Run, Target

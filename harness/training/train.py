@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from harness import program_cache
+from harness.machines import program_cache
 from harness.training.instances import STRAGGLERS, Instance, InstanceKind, draw
 from simulators.branch import stacked
 from simulators.engine import loop

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import program_cache
+from harness.machines import program_cache
 from harness.training.hindsight import RULE, Judged, judged, log_ratio
 from harness.training.instances import Instance, InstanceKind, draw
 from harness.training.varied import CONDITIONS

@@ -17,7 +17,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
-from simulators.engine import connections, network
+from simulators.engine.links import connections, network
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, SyncPolicy, Target

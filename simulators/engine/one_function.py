@@ -14,7 +14,7 @@ from simulators.engine import learning
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.job_state import Program
 from simulators.engine.learning import Learned, TrainingData
-from simulators.engine.network import Proportions
+from simulators.engine.links.network import Proportions
 from tuners.actions import Push
 
 __all__ = ["IN_ONE_FUNCTION", "as_one", "decides_apart", "gradients_as_one", "large_as_one", "marked"]

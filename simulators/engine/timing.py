@@ -1,6 +1,6 @@
 """Time in the data plane: the phase of every worker's cycle, and the events that end a phase.
 
-A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.engine.network`), computing and
+A cycle is WAIT, PULL, COMPUTE, PUSH, APPLY. Transfers share the network (`simulators.engine.links.network`), computing and
 applying take their time, and a worker waits until the synchronisation policy releases it. Where requests queue, a pull
 begins with a REQUEST that waits behind the pushes in the servers' links. All arrays are small, with one entry per node, [k].
 This is the one place where simulated time advances: `to_next_push`.
@@ -19,9 +19,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from simulators.engine import connections, network
 from simulators.engine.indices import first_least, first_of
 from simulators.engine.inputs import EngineInputs
+from simulators.engine.links import connections, network
 
 __all__ = [
     "APPLY",

@@ -35,8 +35,8 @@ from simulators.reconfiguration.shares import block_counts, copies_of_blocks, mo
 from simulators.reconfiguration.steps import PlanEnds, PlanSteps
 from simulators.reconfiguration.transfers import Transfers
 from tuners.actions import Cost, Method, Setting, SyncPolicy
+from tuners.playing.system import CHANGED_IN_PLACE, in_place
 from tuners.settings import OF_REPLICAS, OF_TABLES
-from tuners.system import CHANGED_IN_PLACE, in_place
 
 __all__ = ["Load", "Reconfiguration", "plan_of"]
 

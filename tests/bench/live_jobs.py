@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from harness.live.processes.emulated_links import EmulatedLinks, in_network
 from harness.live.processes.host import keep_memory
-from harness.live.processes.names import peers
 from harness.live.protocol.blocks import Layout
+from harness.live.protocol.names import peers
 from harness.live.server.optimizer import Rates, step
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed, WorkerTask

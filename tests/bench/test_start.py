@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from harness.machine import single_threaded
+from harness.machines.machine import single_threaded
 from tests.bench.rounds import finding, settled
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 
 FIRST_PUSH = """
-from harness import program_cache
+from harness.machines import program_cache
 program_cache.use()
 from harness.scenario import load, system
 from tuners.actions import Run

@@ -341,6 +341,7 @@ def test_the_reason_names_the_line_of_the_tuner(factory: Any) -> None:
 def test_the_author_is_told_where_it_failed() -> None:
     trace = play(raises, toy()).outcome.trace
     assert 'raise ZeroDivisionError("so it goes")' in trace
+    assert re.findall(r'File ".*/(.*)"', trace) == ["test_drive.py"]  # and not what has played the tuner
     assert play(reckless, toy()).outcome.trace == ""
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from simulators.cluster.conditions import Stragglers
 from simulators.code_digest import UnknownCodeError, digest
-from simulators.engine import loop, network, one_function, timing
+from simulators.engine import loop, one_function, timing
 from simulators.engine.job_state import Program, Records
+from simulators.engine.links import network
 from simulators.workloads.models import _classifier, _cross_entropy, _hinge
 from tuners import policies
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness import program_cache
+from harness.machines import program_cache
 from simulators import stored_programs
 from simulators.engine import changes
 from simulators.stored_programs import StoredProgram

@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.support.toy import window
 from tuners.actions import Evaluate, Evaluation, Fork, Free, Job, Run, Setting, Space, Target
+from tuners.playing.system import branch_of
 from tuners.settings import Choice, Knob, Node, Real
-from tuners.system import branch_of
 
 NODES = (Node("w0", "toy", 2, ("cpu",), 1e9, 1e9), Node("w1", "toy", 2, ("cpu",), 1e9, 1e9))
 START = Setting(workers=("w0", "w1"), servers=("w0", "w1"), policy="ssp", batch_size=10, learning_rate=0.01)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from harness.drive import play
 from tests.support.marks import slow
 from tests.support.recordings import MADE, lay
+from traces.foreign.own_tables import from_tables
 from traces.importers import import_trace
-from traces.own_tables import from_tables
 from traces.parts import scan
 from traces.recorded_runs import Recorded, recorded_job, recorded_runs
 from traces.replay import RecordedSystem

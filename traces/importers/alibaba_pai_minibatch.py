@@ -14,7 +14,8 @@ from pathlib import Path
 
 import polars as pl
 
-from traces.foreign import bytes_of, read_csv, read_parquet
+from traces.foreign.parquet import read_parquet
+from traces.foreign.text import bytes_of, read_csv
 from traces.importers.source import (
     Imported,
     RemoteFile,

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from traces.foreign import json_of, lines_of, read_parquet
+from traces.foreign.parquet import read_parquet
+from traces.foreign.text import json_of, lines_of
 from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from traces.foreign import lines_of
+from traces.foreign.text import lines_of
 from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from traces.foreign import json_of
+from traces.foreign.text import json_of
 from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 

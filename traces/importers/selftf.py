@@ -14,7 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
-from traces.foreign import read_csv
+from traces.foreign.text import read_csv
 from traces.importers.source import Imported, RemoteFile, Source, find_files, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 

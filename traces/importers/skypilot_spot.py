@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from traces.foreign import json_of
+from traces.foreign.text import json_of
 from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import fault
 

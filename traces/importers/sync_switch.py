@@ -19,7 +19,8 @@ from typing import Any
 
 import polars as pl
 
-from traces.foreign import read_csv, read_parquet
+from traces.foreign.parquet import read_parquet
+from traces.foreign.text import read_csv
 from traces.importers.source import Imported, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 

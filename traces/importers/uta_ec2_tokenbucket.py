@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 
-from traces.foreign import read_parquet, text_of
+from traces.foreign.parquet import read_parquet
+from traces.foreign.text import text_of
 from traces.importers.source import Imported, RemoteFile, Source, find_files, json_text, nothing_to_import, table
 from traces.plausible import Column, TableRules, fault
 

@@ -34,11 +34,11 @@ made only where it is expected to save more than it costs. In the order in which
    Where the rate is held and policies may be installed, this and the next step are `learning.waiting` instead: how many
    gradients count at once.
 5. *Hold and cool* (`JointCourse.learn`, `learning.holding`): hold the heat while the level drifts down, and double it
-   where the seconds that this would save are worth the trial. Cool by halves when the measured noise is all that separates
-   the level from the goal and the drift would take longer, or when the drift has stopped. Return to a snapshot when half of
-   what was learned is lost or the job has diverged, to an early one when it has over-fitted or stands still. A model that a
-   hot window has thrown off is kept where it is soon as good as before. One that is as good as the target asks for is held,
-   cooled, until the job validates it.
+   where the seconds that this would save are worth the trial (`learning.hotter_trials`). Cool by halves when the measured
+   noise is all that separates the level from the goal and the drift would take longer, or when the drift has stopped.
+   Return to a snapshot when half of what was learned is lost or the job has diverged, to an early one when it has
+   over-fitted or stands still. A model that a hot window has thrown off is kept where it is soon as good as before. One
+   that is as good as the target asks for is held, cooled, until the job validates it.
 
 The interval of checkpoints, where servers have no replicas, is chosen beside all this (`machines.checkpoints`). How soon
 machines are lost again counts in 3 and in the interval (`models.machine_losses`).
@@ -325,7 +325,7 @@ class JointCourse:
             holding = Holding(training, heat, self.parts, self.placing.place_anew, self.useless)
             yield from holding.run()
             yield from self.placing.share_evenly()
-            self.hurting = min(self.hurting, holding.hurting)
+            self.hurting = min(self.hurting, holding.trials.hurting)
             if not heat.limits_workers:
                 origin, top = (as_hot(heat, branch.placed(s), s) for s in (origin, top))
             if holding.lost and (yield from self.as_begun()):

@@ -14,10 +14,10 @@ that says it has nothing to tune and then changes something. It returns what it 
 
 from __future__ import annotations
 
+from tuners.playing.thinking import ThinkingLimitError, thinking_limit
 from tuners.testing.conformance import CheckedTuner, check_tuner
 from tuners.testing.exchange_log import Exchanged, exchanges
 from tuners.testing.source import check_source
-from tuners.thinking import ThinkingLimitError, thinking_limit
 
 __all__ = [
     "CheckedTuner",

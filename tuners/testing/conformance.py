@@ -15,10 +15,10 @@ import numpy as np
 from tuners.actions import Action, Rejected, Run, System, TunerFactory
 from tuners.applicability import nothing_to_tune
 from tuners.entries import entry_of
+from tuners.playing.thinking import ThinkingLimitError, next_action
 from tuners.testing.exchange_log import Exchanged, exchanges, name_of, started
 from tuners.testing.source import actions_in, check_source
 from tuners.testing.toys import toys
-from tuners.thinking import ThinkingLimitError, next_action
 
 __all__ = ["CheckedTuner", "check_tuner"]
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from tuners.actions import Action, Install, Job, Rejected, System, Tuner, TunerFactory
+from tuners.playing.thinking import ThinkingLimitError, next_action, thinking_limit
 from tuners.settings import Setting
-from tuners.thinking import ThinkingLimitError, next_action, thinking_limit
 
 __all__ = ["Exchanged", "exchanges", "name_of", "started"]
 

@@ -42,8 +42,7 @@ from tuners.actions import (
     Window,
     WorkerWindow,
 )
-from tuners.settings import Choice, Integer, Knob, Node, Real
-from tuners.system import (
+from tuners.playing.system import (
     Handlers,
     admitted,
     branch_of,
@@ -55,6 +54,7 @@ from tuners.system import (
     handler_of,
     method_of,
 )
+from tuners.settings import Choice, Integer, Knob, Node, Real
 
 __all__ = ["Toy", "toys"]
 

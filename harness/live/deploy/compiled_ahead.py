@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from harness import program_cache
 from harness.live.worker.spec import Spec
+from harness.machines import program_cache
 
 __all__ = ["compiled_ahead"]
 

@@ -38,9 +38,9 @@ from harness.live.driver.system import LiveSystem
 from harness.live.driver.view.status import setting_words
 from harness.live.processes import launch
 from harness.live.processes.emulated_links import why_not
-from harness.live.processes.names import process_count
+from harness.live.protocol.names import process_count
 from harness.live.worker.spec import Spec
-from harness.machine import cores
+from harness.machines.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score
@@ -51,7 +51,7 @@ from traces.parts import Origin, TraceWriter
 from traces.record import Recorder
 from tuners import Entry, resolve
 from tuners.actions import Action, Install, Job, Rejected, SyncPolicy, Tuner, TunerFactory
-from tuners.thinking import next_action
+from tuners.playing.thinking import next_action
 
 __all__ = [
     "Deployment",

@@ -26,8 +26,8 @@ from harness.live.driver.starting import start
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.driver.view.job_view import JobView
 from harness.live.driver.view.status import setting_words
-from harness.live.processes.names import EVALUATOR, peers
 from harness.live.processes.runtime import Procedure, Processes, Runtime
+from harness.live.protocol.names import EVALUATOR, peers
 from harness.live.worker.spec import Spec
 from tuners.actions import Setting, SyncPolicy
 

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from harness.live.driver.view.cost_meter import CostMeter
-from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import BlockPlaces, Procedure, Runtime
+from harness.live.protocol.names import EVALUATOR, node_of, peers
 from simulators.reconfiguration.shares import block_counts, moves, moves_of_blocks
 from tuners.actions import Cost, Method, Setting, SyncPolicy
 

@@ -6,12 +6,20 @@ from harness.live.driver.control import Control
 from harness.live.driver.reconfiguration import LiveReconfiguration
 from harness.live.driver.view.branch_view import DriverBranch
 from harness.live.driver.view.status import setting_words
-from harness.live.processes.names import peers
+from harness.live.protocol.names import peers
 from harness.live.worker.spec import Spec
 from simulators.engine.optimizers import slots
-from tuners import system
 from tuners.actions import Cost, Install, Reconfigure, Rejected, Setting, SyncPolicy
-from tuners.system import branch_of, check_installs, check_no_reconfiguration, check_running, in_place, method_of, policy_of
+from tuners.playing import system
+from tuners.playing.system import (
+    branch_of,
+    check_installs,
+    check_no_reconfiguration,
+    check_running,
+    in_place,
+    method_of,
+    policy_of,
+)
 
 __all__ = ["SettingChanges"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.checkpoints.restore_points import RestorePoints
 from harness.live.driver.view.job_view import JobView
-from harness.live.processes.names import EVALUATOR, peers
 from harness.live.processes.runtime import NOT_UP, Procedure, Runtime, starting_words
+from harness.live.protocol.names import EVALUATOR, peers
 from tuners.actions import Setting
 
 __all__ = ["AGAIN_SECONDS", "HINT_SECONDS", "SAY_SECONDS", "start"]

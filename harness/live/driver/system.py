@@ -41,7 +41,7 @@ from tuners.actions import (
     SyncPolicy,
     Window,
 )
-from tuners.system import (
+from tuners.playing.system import (
     Handlers,
     branch_of,
     check_nodes,

@@ -88,12 +88,12 @@ class ProcessSpec:
     def run(self, inbox: Inbox, over: threading.Event) -> None:
         """Run that process until `over` is set."""
         from harness.live.processes.host import Cores
-        from harness.ray_cluster import protected
+        from harness.machines.ray_cluster import protected
 
         if self.protects and not protected():
             raise RuntimeError("Ray has neither a token nor TLS on this machine: start it with RAY_AUTH_MODE=token.")
         if self.versions:
-            from harness.machine import other_version
+            from harness.machines.machine import other_version
 
             if other := other_version(self.versions):
                 name, here, there = other
@@ -112,9 +112,9 @@ class ProcessSpec:
         if spec is None:
             loops.run_server(member, self.layout, self.optimizer, self.aggregation)
         else:
-            from harness import program_cache
             from harness.live.processes.host import choose_device
-            from harness.live.processes.names import EVALUATOR, node_of
+            from harness.live.protocol.names import EVALUATOR, node_of
+            from harness.machines import program_cache
 
             choose_device(accelerated=self.accelerated)
 

@@ -14,31 +14,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import exceptions
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, coordinator_actor, member_actor
+from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, member_actor
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
+from harness.live.processes.coordinator_on_ray import CoordinatorOnRay
 from harness.live.processes.coordinator_process import SILENT_SECONDS
 from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
-from harness.live.processes.names import EVALUATOR, node_of
-from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes
+from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes, this_machine
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_cluster import private_cluster
 from harness.live.processes.private_folder import private_folder
 from harness.live.protocol import messages
+from harness.live.protocol.names import EVALUATOR, node_of
 from harness.live.worker.spec import Spec
-from harness.machine import versions
-from harness.ray_cluster import joined, protected, quiet_services
+from harness.machines.machine import versions
+from harness.machines.ray_cluster import joined, protected, quiet_services
 
 __all__ = ["ClusterNode", "JobProcesses", "NodePlacement", "cluster", "launch", "place_nodes"]
 
-_RETURN_SECONDS = 60.0  # longest wait for a coordinator that has answered before: one process starts again
-_HANG_SECONDS = 20.0  # longest wait for an answer, which may have the whole model; then the coordinator is killed
 _LISTEN_SECONDS = 0.25  # from one question about silent processes to the next
 _STOP_SECONDS = 5.0  # longest end of processes, which are killed: only a kernel that is very busy takes longer
 
@@ -131,6 +130,55 @@ def launch(
             processes.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _ProcessSpecs:
+    """What the processes of one job are to be."""
+
+    placement: NodePlacement
+    spec: Spec
+    transport: TransportKind
+    links: EmulatedLinks | None  # emulated for the nodes; None: their own
+    protects: bool  # no process starts on a machine on which Ray has neither a token nor TLS
+    emulates: bool  # mini-batches take as long as the scenario says
+    versions: Mapping[str, str]  # that all machines must have; {} where there is one
+    job: str = field(default_factory=lambda: secrets.token_hex(4))  # tells its actors from those of other jobs
+
+    def endpoint(self, name: str, generation: int) -> Endpoint:
+        """How a process is reached."""
+        actor = f"{self.job}/{name}/{generation}"
+        return Endpoint(self.transport, actor, *(() if self.links is None else self.links.of(node_of(name))))
+
+    def of(self, name: str, generation: int, slot: int) -> ProcessSpec:
+        """What a process has to run, where its node has the index `slot` on its machine."""
+        serves = name.startswith(messages.server(""))
+        return ProcessSpec(
+            name=name,
+            generation=generation,
+            coordinator=self.coordinator.actor,
+            endpoint=self.endpoint(name, generation),
+            protects=self.protects,
+            accelerated=self.accelerates(name),
+            layout=self.spec.layout,
+            optimizer=self.spec.workload.optimizer,
+            aggregation=self.spec.workload.aggregation,
+            spec=None if serves else self.spec,
+            slot=slot,
+            threads=0 if serves else self.spec.job.start.intra_threads,
+            emulates=self.emulates,
+            versions=self.versions,
+        )
+
+    @property
+    def coordinator(self) -> Endpoint:
+        """How the coordinator's process is reached, which has one generation: Ray itself starts it again."""
+        return self.endpoint(messages.COORDINATOR, 0)
+
+    def accelerates(self, name: str) -> bool:
+        """Whether a process is a worker that has a GPU."""
+        node = node_of(name)
+        return name != EVALUATOR and name == messages.worker(node) and node in self.placement.accelerated
+
+
 class JobProcesses:
     """The processes of one job on Ray; a `harness.live.processes.runtime.Processes`."""
 
@@ -148,19 +196,12 @@ class JobProcesses:
         silent_seconds: float,
     ) -> None:
         """The options are those of `launch`; `links` are emulated for the nodes, unless None."""
-        self.coordinator: CoordinatorClient = RemoteCoordinator(self.ask)
-        self._placement, self._spec, self._transport = placement, spec, transport
-        machines = {place.host for _, place in placement.places}
-        self._links = links
-        self._join_seconds, self._silent_seconds = join_seconds, silent_seconds
-        self._tell: Callable[[str], None] = lambda _: None
-        self._answered = False  # the coordinator has, so it has started
-        self._several = len(machines) > 1
-        self._versions = versions() if self._several else {}
-        self._protects, self._emulates = self._several and not insecure, emulates
-        self._job = secrets.token_hex(4)
-        self._folder = folder  # of the coordinator's journal
-        self._coordinator_actor: Any = None
+        self._several = len({place.host for _, place in placement.places}) > 1
+        protects, alike = self._several and not insecure, versions() if self._several else {}
+        self._specs = _ProcessSpecs(placement, spec, transport, links, protects, emulates, alike)
+        self._folder, self._silent_seconds = folder, silent_seconds  # the folder of the coordinator's journal
+        self._coordinator = CoordinatorOnRay(join_seconds, silent_seconds)
+        self.coordinator: CoordinatorClient = RemoteCoordinator(self._coordinator.ask)
         self._rooms = NodeRooms(placement)
         self._listened_seconds = -math.inf
         self._generations: Counter[str] = Counter()
@@ -174,58 +215,11 @@ class JobProcesses:
         Raises ValueError if there is no room.
         """
         self._rooms.reserve()
-        endpoint = self._endpoint(messages.COORDINATOR)
-        options = {"name": endpoint.actor, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": _here()}
-        # Nobody waits for it here: other processes start beside it, and the first question is answered once it is up.
-        given = self._spec.live_job, endpoint, self._folder, self._silent_seconds
-        self._coordinator_actor = coordinator_actor.options(**options).remote(*given)
-
-    # ------------------------------------------------------------------------------------------------------- the coordinator
+        self._coordinator.begin(self._specs.spec.live_job, self._specs.coordinator, self._folder)
 
     def tell(self, hear: Callable[[str], None]) -> None:
         """Call `hear` with what becomes of the coordinator, in the thread that asks it."""
-        self._tell = hear
-
-    def ask(self, name: str, *given: Any, **named: Any) -> Any:
-        """Ask the coordinator by the name of a member of `CoordinatorClient`; what it raises is raised here.
-
-        While the coordinator restarts from its journal this waits, and asks again: a command that was under way when it
-        died may then be carried out twice. One that does not answer for long hangs, and is restarted. Raises RuntimeError
-        if it does not come back.
-        """
-        restarts, until = False, time.monotonic() + self._join_seconds
-        while True:
-            asked, starts = self._coordinator_actor.ask.remote(name, given, named), restarts or not self._answered
-            try:
-                answer = ray.get(asked, timeout=max(until - time.monotonic(), 0.0)) if starts else self._soon(asked)
-            except exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, Exception) else error) from None
-            except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
-                if starts and time.monotonic() >= until:
-                    said = " ".join(str(error).split())
-                    raise RuntimeError(f"Cannot ask the coordinator for {name!r}: it is gone ({said}).") from None
-                if not starts:
-                    restarts, until = True, time.monotonic() + _RETURN_SECONDS
-                    hangs = isinstance(error, exceptions.GetTimeoutError)
-                    if hangs:
-                        ray.kill(self._coordinator_actor, no_restart=False)
-                    self._tell(f"the coordinator {'hangs' if hangs else 'has died'}: it starts again from its journal")
-                time.sleep(0.05)
-            else:
-                self._answered = True
-                if restarts:
-                    self._tell("the coordinator is back")
-                return answer
-
-    def _soon(self, asked: Any) -> Any:
-        """The answer to a question. Says when it is late; raises GetTimeoutError where the coordinator hangs."""
-        try:
-            return ray.get(asked, timeout=self._silent_seconds)
-        except exceptions.GetTimeoutError:
-            self._tell(f"the coordinator has not answered for {self._silent_seconds:g} s")
-            return ray.get(asked, timeout=_HANG_SECONDS)
-
-    # ----------------------------------------------------------------------------------------------------------- processes
+        self._coordinator.tell(hear)
 
     def start(self, names: Collection[str]) -> None:
         """Start processes, each under its next generation, and tell the coordinator to expect them; does not wait for
@@ -234,15 +228,16 @@ class JobProcesses:
         for name in names:  # before anything is asked of the coordinator, which may be starting, too
             self._generations[name] += 1
             self._lost.pop(name, None)
-            strategy = _here() if name == EVALUATOR else self._rooms.strategy(node_of(name))
+            strategy = this_machine() if name == EVALUATOR else self._rooms.strategy(node_of(name))
             # With one, it sees this device only; without, none: processes of one machine do not share the first by accident.
-            accelerated = self._accelerates(name)
-            options = {"name": self._endpoint(name).actor, "scheduling_strategy": strategy, "num_gpus": int(accelerated)}
+            accelerated, endpoint = self._specs.accelerates(name), self._specs.endpoint(name, self._generations[name])
+            options = {"name": endpoint.actor, "scheduling_strategy": strategy, "num_gpus": int(accelerated)}
             self._actors[name] = member_actor.options(**options).remote(accelerated)
         for name in names:
-            self.coordinator.expect(name, self._generations[name])
-            run = self._actors[name].run.remote(self._process_spec(name, self._endpoint(name)))
-            self._runs[run] = name
+            generation = self._generations[name]
+            self.coordinator.expect(name, generation)
+            process = self._specs.of(name, generation, self._rooms.slot(node_of(name)))
+            self._runs[self._actors[name].run.remote(process)] = name
 
     def stop(self, names: Collection[str]) -> None:
         """End processes that are not needed; returns at once."""
@@ -324,12 +319,7 @@ class JobProcesses:
         """End everything, and wait until it has ended."""
         runs = list(self._runs)
         self._kill(list(self._actors))
-        if self._coordinator_actor is not None:
-            with suppress(exceptions.RayError):
-                # After this it writes to our folder no more, so the folder can be removed.
-                ray.get(self._coordinator_actor.stop.remote(), timeout=_STOP_SECONDS)
-            with suppress(exceptions.RayError):
-                ray.kill(self._coordinator_actor, no_restart=True)
+        self._coordinator.close(_STOP_SECONDS)  # after this it writes to our folder no more, so the folder can be removed
         with suppress(exceptions.RayError):
             ray.wait(runs, num_returns=len(runs), timeout=_STOP_SECONDS)
         self._rooms.release()
@@ -341,39 +331,6 @@ class JobProcesses:
             if actor is not None:
                 with suppress(exceptions.RayError):
                     ray.kill(actor, no_restart=True)
-
-    def _endpoint(self, name: str) -> Endpoint:
-        actor = f"{self._job}/{name}/{self._generations[name]}"
-        if self._links is None:
-            return Endpoint(self._transport, actor)
-        return Endpoint(self._transport, actor, *self._links.of(node_of(name)))
-
-    def _process_spec(self, name: str, endpoint: Endpoint) -> ProcessSpec:
-        serves = name.startswith(messages.server(""))
-        return ProcessSpec(
-            name=name,
-            generation=self._generations[name],
-            coordinator=self._endpoint(messages.COORDINATOR).actor,
-            endpoint=endpoint,
-            protects=self._protects,
-            accelerated=self._accelerates(name),
-            layout=self._spec.layout,
-            optimizer=self._spec.workload.optimizer,
-            aggregation=self._spec.workload.aggregation,
-            spec=None if serves else self._spec,
-            slot=self._rooms.slot(node_of(name)),
-            threads=0 if serves else self._spec.job.start.intra_threads,
-            emulates=self._emulates,
-            versions=self._versions,
-        )
-
-    def _accelerates(self, name: str) -> bool:
-        """Whether a process is a worker that has a GPU."""
-        return name != EVALUATOR and name == messages.worker(node_of(name)) and node_of(name) in self._placement.accelerated
-
-
-def _here() -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def _reason(run: Any) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 
 import ray
 from ray.util import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from harness.live.processes.placement import ClusterNode, NodePlacement
 
-__all__ = ["NodeRooms", "cluster_node", "ray_nodes"]
+__all__ = ["NodeRooms", "cluster_node", "ray_nodes", "this_machine"]
 
 _SHARE = 0.001  # of the resource "node:ADDRESS", of which every node of a cluster has 1
 _PLACE_SECONDS = 15.0  # longest wait for room: Ray gives free CPUs within a second, so that others use them
@@ -38,6 +38,11 @@ def cluster_node(node: Mapping[str, Any], home: str, *, counted: bool) -> Cluste
     cpus = resources.get("CPU", 0.0) if counted else math.inf
     names, gpus = frozenset(resources), resources.get("GPU", 0.0)
     return ClusterNode(node["NodeID"], node["NodeManagerAddress"], cpus, names, node["NodeID"] == home, gpus)
+
+
+def this_machine() -> NodeAffinitySchedulingStrategy:
+    """How Ray is to start a process beside this one, in no node's room."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 class NodeRooms:

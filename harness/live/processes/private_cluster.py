@@ -18,7 +18,7 @@ from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
 from harness.live.processes.host import check_limits, check_loopback
 from harness.live.processes.private_folder import private_folder
-from harness.ray_cluster import check_names, own_breakpoint, protected
+from harness.machines.ray_cluster import check_names, own_breakpoint, protected
 
 __all__ = ["private_cluster"]
 

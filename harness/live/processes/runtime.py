@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from harness.live.processes.client import CoordinatorClient
-from harness.live.processes.names import EVALUATOR
 from harness.live.protocol import messages
 from harness.live.protocol.driver_reports import Poll
+from harness.live.protocol.names import EVALUATOR
 from tuners.actions import Setting
 
 __all__ = ["NOT_UP", "BlockPlaces", "Procedure", "Processes", "Runtime", "starting_words"]

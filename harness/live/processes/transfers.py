@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from harness.live.processes.names import node_of
 from harness.live.protocol.blocks import blocks_in
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import GradientDone, Head, LogAppend, PushStaged, Release
+from harness.live.protocol.names import node_of
 
 __all__ = ["NodePair", "Transfer", "TransferMeter"]
 

@@ -7,7 +7,7 @@ servers. A message whose sender knows a later entry of the log, or a later view,
 from __future__ import annotations
 
 from harness.live.protocol.blocks import Blocks, Layout, blocks_in, members, runs_of
-from harness.live.protocol.log import CommitEntry, DropEntry, ForkEntry, FreeEntry, LogEntry, MoveEntry, SnapshotEntry
+from harness.live.protocol.log import CommitEntry, DropEntry, ForkEntry, LogEntry, MoveEntry, SnapshotEntry
 from harness.live.protocol.messages import (
     COORDINATOR,
     Array,
@@ -34,6 +34,7 @@ from harness.live.server.cohorts import Cohort, Cohorts
 from harness.live.server.handover import Handover
 from harness.live.server.pieces import Keeper, Piece, Staging
 from harness.live.server.pulls import Pulls
+from harness.live.server.server_log import ServerLog
 from harness.live.server.server_table import ServerTable
 from harness.live.server.store import Store
 
@@ -57,10 +58,8 @@ class Server:
         self._pulls = Pulls(layout, store, self._table, self._cohorts, self._outbox)
         self._handover = Handover(layout, store, self._staging, self._table, self._outbox)
         self._members: dict[str, int] = {}  # the lowest accepted generation, by process
-        self._log: dict[int, LogEntry] = {}  # the entries that some block has not passed yet
-        self._log_end = 0  # index of the last entry that has arrived
+        self._log = ServerLog()
         self._restore_end: int | None = None  # while a view is restored: the last entry from before it
-        self._freed: dict[int, int] = {}  # freed branches, and the entry that freed them
         self._deferred: list[tuple[str, Message]] = []  # messages that wait for a later entry or view
 
     @property
@@ -115,8 +114,8 @@ class Server:
     def _is_ahead(self, head: Head) -> bool:
         """Whether the sender knew a later entry of the log than this server does."""
         if isinstance(head, _AFTER):
-            return head.after > self._log_end
-        return isinstance(head, _AS_OF) and head.index > self._log_end
+            return head.after > self._log.end
+        return isinstance(head, _AS_OF) and head.index > self._log.end
 
     def _receive_deferred(self) -> None:
         """The log or the view has advanced: handle the messages that waited for it."""
@@ -129,12 +128,11 @@ class Server:
 
     def _on_log(self, sender: str, head: LogAppend) -> None:
         # Messages were lost, for example because this server was connected late. A repeated entry is ignored.
-        if head.index > self._log_end + 1:
-            self._outbox.tell(sender, EntriesMissing(self._log_end))
-        if head.index != self._log_end + 1:
+        if head.index > self._log.end + 1:
+            self._outbox.tell(sender, EntriesMissing(self._log.end))
+        if head.index != self._log.end + 1:
             return
-        self._log_end = head.index
-        self._log[head.index] = head.entry
+        self._log.append(head.entry)
         if isinstance(head.entry, CommitEntry):
             # The workers that it releases get all blocks of this server, so fetch those that are still elsewhere.
             if head.entry.released:
@@ -147,15 +145,13 @@ class Server:
         elif isinstance(head.entry, DropEntry):
             # At once, before any block gets to this entry: the worker may still send.
             self._members[head.entry.worker] = head.entry.generation + 1
-        elif isinstance(head.entry, FreeEntry):
-            self._freed[head.entry.branch] = head.index
         self._advance()
         self._receive_deferred()
 
     def _advance(self) -> None:
         """Apply the log to every cohort as far as possible; cohorts at the same entry become one."""
         for cohort in self._cohorts.all:
-            while cohort.position < self._log_end and self._apply(cohort, self._log[cohort.position + 1]):
+            while cohort.position < self._log.end and self._apply(cohort, self._log[cohort.position + 1]):
                 cohort.position += 1
         if self._cohorts.merge():
             # Copies were taken while one of the two was behind.
@@ -166,16 +162,12 @@ class Server:
     def _forget_passed(self) -> None:
         """Drop what no block needs any more, because all have passed its entry of the log."""
         # Blocks that have not arrived yet will need the log from their move on.
-        oldest = self._log_end
+        oldest = self._log.end
         for cohort in self._cohorts.all:
             oldest = min(oldest, cohort.position)
         if self._handover.awaited:
             oldest = min(oldest, *self._handover.awaited.values())
-        while self._log and (index := next(iter(self._log))) <= oldest:
-            del self._log[index]
-        # A freed branch stays until the last cohort has passed that entry: cohorts behind it still apply its commits.
-        for branch in [b for b, index in self._freed.items() if index <= oldest] if self._freed else ():
-            del self._freed[branch]
+        for branch in self._log.forget(oldest):
             self._store.branches.pop(branch, None)
             self._pulls.forget_branch(branch)
         if self._restore_end is not None and not self._handover.awaited and oldest >= self._restore_end:
@@ -190,7 +182,7 @@ class Server:
             self._store.fork(entry.branch, entry.parent, cohort.runs)
         elif isinstance(entry, MoveEntry) and entry.source == self.name:
             index = cohort.position + 1
-            if self._handover.leave(cohort, entry, index, self._live_branches(index)):
+            if self._handover.leave(cohort, entry, index, self._log.live(self._store.branches, index)):
                 self._pulls.forget_copies()
         elif isinstance(entry, DropEntry):
             self._staging.take(entry.worker, entry.cycle, cohort.blocks)
@@ -215,10 +207,6 @@ class Server:
             self._pulls.send_unasked(cohort, commit, index)
         return True
 
-    def _live_branches(self, position: int) -> list[int]:
-        """The branches that are not freed at that entry."""
-        return [b for b in self._store.branches if self._freed.get(b, position + 1) > position]
-
     # ------------------------------------------------------------------------------------------------- pulls and pushes
 
     def _on_pull(self, sender: str, head: Pull, rows: tuple[Array, ...]) -> None:
@@ -237,7 +225,7 @@ class Server:
         if mine:
             self._outbox.tell(COORDINATOR, PushStaged(sender, head.cycle, runs_of(mine), head.done))
         for cohort in self._cohorts.all:
-            if cohort.position < self._log_end:
+            if cohort.position < self._log.end:
                 self._advance()
                 return
 
@@ -257,7 +245,7 @@ class Server:
 
     def _copy_to_backup(self, cohort: Cohort, entry: SnapshotEntry) -> None:
         index = cohort.position + 1
-        piece = self._store.copied(cohort.runs, self._live_branches(index))
+        piece = self._store.copied(cohort.runs, self._log.live(self._store.branches, index))
         self._keeper.put(index, piece)
         # A snapshot is complete only with all blocks, so do not leave any at their old owner.
         self._handover.fetch_all()
@@ -269,12 +257,11 @@ class Server:
         if head.number <= self.view:
             if head.number == self.view:  # repeated by the coordinator, which waits for something
                 restored = self._restore_end is None
-                self._outbox.tell(COORDINATOR, ViewReady(self.view) if restored else EntriesMissing(self._log_end))
+                self._outbox.tell(COORDINATOR, ViewReady(self.view) if restored else EntriesMissing(self._log.end))
             return
         self._outbox.view, self._members = head.number, dict(head.members)
-        self._log_end, self._restore_end = head.index, head.end
-        self._log.clear()
-        self._freed.clear()
+        self._log.begin_again(head.index)
+        self._restore_end = head.end
         self._store.branches.clear()
         for part in (self._staging, self._cohorts, self._pulls, self._handover):
             part.clear()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from harness.cli import display
 from harness.cli.main import main
+from harness.cli.terminal import display
 from harness.training import train
 from harness.training.instances import STRAGGLERS
 from harness.training.train import PRETRAINING, TrainingPlan, checkpoint

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import ray_cluster
 from harness.comparison import ray_pool
 from harness.comparison.compare import Event, Finished, Planned, Underway
 from harness.comparison.run_process import Task
-from harness.machine import versions
+from harness.machines import ray_cluster
+from harness.machines.machine import versions
 from tests.harness.comparison.test_compare import run, without_host
 from tests.live.support.clusters import Cluster
 from tests.support import arena

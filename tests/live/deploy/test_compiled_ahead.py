@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from harness import program_cache
 from harness.live.deploy.compiled_ahead import compiled_ahead
 from harness.live.worker.spec import Spec
+from harness.machines import program_cache
 from harness.scenario import load
 
 

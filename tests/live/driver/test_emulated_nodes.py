@@ -12,7 +12,7 @@ from harness.drive import play
 from harness.live.driver import control
 from harness.live.driver.repairs.emulated_nodes import EmulatedNodes
 from harness.live.driver.system import LiveSystem
-from harness.live.processes.names import EVALUATOR
+from harness.live.protocol.names import EVALUATOR
 from harness.scenario import system
 from tests.live.driver.test_losses import history, idle, until
 from tests.live.support.ones import ONES, Ones, counted

@@ -8,8 +8,8 @@ import pytest
 
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import loops
-from harness.live.processes.names import EVALUATOR
 from harness.live.protocol.messages import Pulled, StagePush
+from harness.live.protocol.names import EVALUATOR
 from harness.live.protocol.wire import encode
 from harness.live.worker.tasks import WorkerTask
 from harness.scenario import system

@@ -15,7 +15,7 @@ from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.driver.view import recent_pushes
 from harness.live.processes.client import RemoteCoordinator
-from harness.live.processes.names import node_of
+from harness.live.protocol.names import node_of
 from harness.live.server.server import Server
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses, history

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from harness.ray_cluster import joined  # noqa: F401 (imports Ray after its settings are made)
+from harness.machines.ray_cluster import joined  # noqa: F401 (imports Ray after its settings are made)
 from tests.live.support.faults import FaultyJob, deployed
 from tests.live.support.namespaces import NamespaceCluster
 from tests.live.support.ones import ONES, ManyOnes, counted

@@ -18,7 +18,7 @@ from harness.live.driver import control, starting
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
-from harness.live.processes.names import peers
+from harness.live.protocol.names import peers
 from harness.live.worker.spec import Spec
 from harness.scenario import load, system
 from tests.live.support.pretend import PretendProcesses, events

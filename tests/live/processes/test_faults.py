@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.live.processes.client import RemoteCoordinator
-from harness.ray_cluster import joined  # noqa: F401 (imports Ray after its settings are made)
+from harness.machines.ray_cluster import joined  # noqa: F401 (imports Ray after its settings are made)
 from tests.live.support.faults import FaultyJob, deployed
 from tests.live.support.namespaces import NamespaceCluster
 from tests.live.support.ones import ONES, Ones, counted

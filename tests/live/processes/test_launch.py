@@ -65,7 +65,7 @@ import ray
 from harness.live.processes import launch, node_rooms
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.processes.node_rooms import NodeRooms
-from harness.live.processes.names import peers
+from harness.live.protocol.names import peers
 from tests.live.support.ones import ONES, Ones
 
 init = ray.init
@@ -130,8 +130,7 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
     placement = place_nodes(nodes(2), offers)
     options = {"insecure": True, "emulates": False, "links": None, "join_seconds": 1.0, "silent_seconds": 3.0}
     processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
-    monkeypatch.setattr(processes, "ask", lambda name, *given, **_: {"worker/n1": 0} if name == "silent" else None)
-    processes.coordinator = RemoteCoordinator(processes.ask)
+    processes.coordinator = RemoteCoordinator(lambda name, *given: {"worker/n1": 0} if name == "silent" else None)
     processes._actors = dict.fromkeys(("worker/n0", "worker/n1", "evaluator"))
     monkeypatch.setattr(processes._rooms, "take_gone", lambda: {"n0"})
     processes._note_gone()
@@ -140,62 +139,6 @@ def test_a_lost_process_is_told_with_its_machine_where_there_are_several(monkeyp
         "worker/n0": f"the machine has left the Ray cluster{where['worker/n0']}",
         "worker/n1": f"nothing was heard for 3 s: hanging, or cut off{where['worker/n1']}",
     }
-
-
-class PretendRay:
-    """Ray, whose calls of the coordinator end as `ends` says, one after the other."""
-
-    def __init__(self, *ends):
-        self.ends, self.ask, self.killed = list(ends), SimpleNamespace(remote=lambda *_: None), 0
-
-    def get(self, _, timeout):
-        end = self.ends.pop(0)
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    def kill(self, _, no_restart):
-        assert not no_restart
-        self.killed += 1
-
-
-DIED, LATE = ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError()
-AGAIN = "it starts again from its journal"
-
-
-@pytest.mark.parametrize(
-    ("ends", "killed", "said"),
-    [
-        ([1, DIED, DIED, 2], 0, [f"the coordinator has died: {AGAIN}", "the coordinator is back"]),
-        ([1, LATE, 2], 0, ["the coordinator has not answered for 3 s"]),
-        (
-            [1, LATE, LATE, DIED, 2],
-            1,
-            ["the coordinator has not answered for 3 s", f"the coordinator hangs: {AGAIN}", "the coordinator is back"],
-        ),
-        ([DIED, 1, 2], 0, []),
-    ],
-    ids=["died", "late", "hangs", "not up yet"],
-)
-def test_a_coordinator_that_is_gone_is_told_at_once_and_one_that_hangs_is_restarted(
-    monkeypatch, tmp_path, ends, killed, said
-):
-    pretended, told = PretendRay(*ends), []
-    options = {
-        "insecure": True,
-        "emulates": False,
-        "links": None,
-        "join_seconds": 60.0,
-        "silent_seconds": 3.0,
-    }
-    placement = place_nodes(nodes(1), [ClusterNode("1", "a", 1)])
-    processes = launch.JobProcesses(placement, Ones("ones", "ones.toml", ONES, 0), "zmq", tmp_path, **options)
-    processes.tell(told.append)
-    monkeypatch.setattr(processes, "_coordinator_actor", pretended)
-    monkeypatch.setattr(launch.ray, "get", pretended.get)
-    monkeypatch.setattr(launch.ray, "kill", pretended.kill)
-    assert [processes.ask("poll"), processes.ask("poll")] == [1, 2]
-    assert (pretended.killed, told) == (killed, said)
 
 
 def test_processes_that_are_not_up_yet_are_named_with_their_machines():

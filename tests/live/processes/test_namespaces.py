@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.ray_cluster import joined
+from harness.machines.ray_cluster import joined
 from tests.live.support.clusters import Cluster, loop_network
 from tests.live.support.namespaces import NamespaceCluster
 

@@ -15,8 +15,8 @@ import ray
 from harness.live.processes import launch
 from harness.live.processes.actors import Endpoint, ProcessSpec
 from harness.live.protocol.blocks import Layout
-from harness.machine import versions
-from harness.ray_cluster import protected
+from harness.machines.machine import versions
+from harness.machines.ray_cluster import protected
 from tests.live.support.clusters import alone
 
 

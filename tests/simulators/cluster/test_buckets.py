@@ -11,7 +11,8 @@ import pytest
 import harness
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions, Episode, check
-from simulators.engine import changes, network
+from simulators.engine import changes
+from simulators.engine.links import network
 from simulators.workloads.workload import Demand
 from tests.support.marks import slow
 from tests.support.oracle import Bounded, Oracle

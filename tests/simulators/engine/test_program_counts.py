@@ -25,7 +25,7 @@ compiled = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda name, seconds, **facts: compiled.append(name) if name.endswith("backend_compile_duration") else None
 )
-from harness import program_cache
+from harness.machines import program_cache
 from simulators import stored_programs
 program_cache.use()
 stored_programs.use_store(None)  # a program that is read as a whole would not count

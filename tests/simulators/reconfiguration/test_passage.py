@@ -18,7 +18,7 @@ FILES = {
     "simulators/reconfiguration/reconfiguration.py",
     "simulators/system.py",
     "tuners/space.py",
-    "tuners/system.py",
+    "tuners/playing/system.py",
 }
 """From the action to the setting in force: the system, the contract's checks, numbers for the engine, the way there."""
 

@@ -79,7 +79,7 @@ class Training:
         unfinished = branch.unfinished(window.pushes)
         self.measured = self._system.learn(branch.setting, window, branch.placed_seconds, until, unfinished)
         if back := branch.follow(window):
-            self._system.forget(back)
+            self._system.compute.forget(back)
 
     def _run(self, action: Run) -> Steps[Window]:
         """Carry out `action`, on a second attempt if need be; a branch that cannot train any more ends the job."""

@@ -10,38 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tuners.actions import Setting
 from tuners.joint.job.snapshots import Snapshot
 from tuners.joint.job.steps import Steps
 from tuners.joint.job.training import Training
 from tuners.joint.learning.heat import CopyHeat, Heat, as_hot
-from tuners.joint.models.learning_model import (
-    HELPED_NATS,
-    SecondsLeft,
-    falls,
-    has_lost_half,
-    is_lost,
-    is_unlearned,
-    likely_seconds,
-    over_fitted,
-    seconds_left,
-    spread,
-    stopped,
-)
+from tuners.joint.learning.hotter_trials import HotterTrial, HotterTrials
+from tuners.joint.learning.seen_levels import SeenLevels
+from tuners.joint.models.learning_model import has_lost_half, is_lost, is_unlearned, over_fitted, stopped
 
 __all__ = ["Holding", "RuleParts"]
 
 _LEAST = 4  # windows from which a drift is measured
-_TRIAL = 4  # windows in which a hotter setting is tried, at least
-_CHANCE = 0.5  # that twice the heat serves, as far as is known
-_CHANCE_QUIET = 0.7  # the same where noise is small, because a hotter setting makes more of it
-_QUIET_SHARE = 0.05  # of what was learned: noise that is small
-_CHANCE_AGAIN = 0.25  # the same, after each trial that has failed, times so much
-_SERVED = 0.7  # trials that have served, of those that were expected to: 70 of 100, of 136 (see what_was_tried.md)
-_TRIAL_SHARE = 0.05  # of the seconds left that a trial takes
-_STEP = 2.0  # factor of the heat, upwards
 _STANDS, _STANDS_LONG = 0.25, 0.5  # of the job's time, in which no drift is left
 _COOLING_WINDOWS = 4  # in which cooling is to reach the goal, at least; a drift that is as fast is not cooled
 _COOLING_SHARE = 0.03  # of the job's time so far, in which each of its heats is held, at least
@@ -62,24 +43,6 @@ class RuleParts:
     prior: bool = True
 
 
-class _Drift(NamedTuple):
-    """What the newest levels tell of the way to the goal."""
-
-    window_seconds: float
-    left: SecondsLeft
-
-    @property
-    def arrives_soon(self) -> bool:
-        """Whether the goal is reached without cooling, in about as many windows as that takes."""
-        return self.left.mean < _COOLING_WINDOWS * self.window_seconds
-
-
-class _Trial(NamedTuple):
-    hotter: Setting
-    windows: int
-    why: str
-
-
 class Holding:
     """One attempt to reach the target from the present model, around the present heat."""
 
@@ -91,7 +54,8 @@ class Holding:
         place: Callable[[], Steps[None]],
         useless: float = math.inf,
     ) -> None:
-        self._useless = useless  # the coolest heat that is known to have brought nothing
+        self.seen = SeenLevels()
+        self.trials = HotterTrials(training, heat, self.seen, cost_rule=parts.cost_rule, useless=useless)
         self._training, self._heat, self._parts, self._place = training, heat, parts, place
         self.held = self.top = training.branch.setting
         self._kept: Snapshot | None = None  # of about the best model
@@ -102,13 +66,7 @@ class Holding:
         self._best_at, self._stops = training.seconds, 0  # how often no drift was left
         self._has_returned = False  # to the snapshot, and not seen yet what level follows
         self._noise = training.model.gauge.noise  # what cooling is expected to shed
-        self._quiet = False  # whether the last cooling has shed next to nothing
-        self._failed_trials = 0
-        self.levels, self.times = list[float](), list[float]()  # since the heat was last changed or tried
-        # All levels that the model came by, and losses on validation data.
-        self._course, self._losses = list[float](), list[float]()
-        self.hurting = math.inf  # the coolest heat that has made the model clearly worse
-        self._ceiling = math.inf  # the coolest heat that was too hot, or whose trial has failed
+        self._losses = list[float]()  # on validation data
         self.lost = False  # nothing was learned
         self.ended = ""  # why, in words
 
@@ -120,15 +78,15 @@ class Holding:
                 yield from self._hold_the_target()
                 continue
             yield from self.window()
-            if is_lost(self._course, gauge.blank_level, gauge.goal(self._training.model.loss)):
+            if is_lost(self.seen.course, gauge.blank_level, gauge.goal(self._training.model.loss)):
                 self.lost, self.ended = True, "nothing was learned"
-            elif over_fitted(self._losses, self._course, self._training.model.minibatches.mean):
+            elif over_fitted(self._losses, self.seen.course, self._training.model.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
             elif self._is_too_hot():
                 yield from self._step_back()
             else:
                 yield from self._keep()
-                if len(self.levels) >= _LEAST:
+                if len(self.seen.levels) >= _LEAST:
                     yield from self._decide()
         yield from self._training.snapshots.drop(self._kept)
 
@@ -138,17 +96,15 @@ class Holding:
         training = self._training
         model = training.model
         yield from training.window()
-        self.levels.append(model.level)
-        self.times.append(training.seconds)
-        self._course.append(model.level)
+        self.seen.add(model.level, training.seconds)
         # Where heat is a policy or a number of workers, it changes the pace by itself.
         if training.branch.cluster_changed or (training.has_changed_pace() and not self._heat.steps):
             yield from self._place()
             self._follow()
         self._losses.append(model.loss)
-        if len(self.levels) == 3 and self._has_returned:
+        if len(self.seen.levels) == 3 and self._has_returned:
             # A snapshot is of a lucky moment: its level is not what this heat can hold.
-            self.low, self._has_returned = max(self.low, sum(self.levels) / 3), False
+            self.low, self._has_returned = max(self.low, self.seen.newest), False
 
     def _follow(self) -> None:
         """Hold the same heat on other machines: what was held names machines that may be gone."""
@@ -160,12 +116,12 @@ class Holding:
     @property
     def _hurt(self) -> float:
         """A rise of the level that is no noise, in nats."""
-        return max(self._training.model.gauge.hurt, 2 * spread(self._course))
+        return max(self._training.model.gauge.hurt, 2 * self.seen.spread)
 
     def _is_too_hot(self) -> bool:
         if self._training.model.diverged or self._is_coolest():
             return self._training.model.diverged  # from a snapshot, the same would happen again
-        return has_lost_half(self.levels, self.low, self._training.model.gauge.blank_level, spread(self._course))
+        return has_lost_half(self.seen.levels, self.low, self._training.model.gauge.blank_level, self.seen.spread)
 
     def _is_coolest(self) -> bool:
         """Whether nothing is cooler than the present heat."""
@@ -173,8 +129,9 @@ class Holding:
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""
-        if len(self.levels) >= 2 and sum(self.levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
-            self.low = sum(self.levels[-2:]) / 2
+        levels = self.seen.levels
+        if len(levels) >= 2 and sum(levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
+            self.low = sum(levels[-2:]) / 2
             yield from self._renew()
 
     def _hold_the_target(self) -> Steps[None]:
@@ -195,7 +152,7 @@ class Holding:
             yield from self._step_back()
             return
         yield from branch.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
-        self._begin_anew()
+        self.seen.begin_anew()
 
     def _renew(self) -> Steps[None]:
         yield from self._training.snapshots.drop(self._kept)
@@ -210,13 +167,11 @@ class Holding:
         if self._is_coolest():
             self.lost, self.ended = True, "it has diverged at the lowest heat"
             return
-        self._ceiling = min(self._ceiling, self._heat.of(before))
-        if model.diverged:
-            self.hurting = min(self.hurting, self._heat.of(before))
+        self.trials.was_too_hot(before, hurts=model.diverged)
         self.held, self._has_returned = self._heat.scaled(self.held, 0.5), True
         if not self._heat.of(self.top) < self._heat.of(before):
             self.top = self.held  # that heat has not served
-        seen = "diverged" if model.diverged else f"level {self.levels[-1]:.2f} after {self.low:.2f}"
+        seen = "diverged" if model.diverged else f"level {self.seen.levels[-1]:.2f} after {self.low:.2f}"
         why = f"{self._heat.words(before)} -> {self._heat.words(self.held)}: too hot, {seen}"
         if self._kept is not None:
             self._kept = yield from training.snapshots.return_to(self._kept, self.held, why)
@@ -226,10 +181,7 @@ class Holding:
         else:
             yield from training.branch.insist(self.held, why)
             self.low = model.level
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.levels, self.times = [], []
+        self.seen.begin_anew()
 
     def _decide(self) -> Steps[None]:
         """Hold on, go hotter, or cool."""
@@ -237,12 +189,12 @@ class Holding:
         model = training.model
         if isinstance(heat, CopyHeat):
             return  # younger copies take time, and help only where older ones have hurt
-        level, goal = sum(self.levels[-3:]) / 3, model.gauge.goal(model.loss)
+        level, goal = self.seen.newest, model.gauge.goal(model.loss)
         # Fewer workers learn more slowly: a level that stands still for a while is no reason.
         share = _STANDS_LONG if heat.limits_workers else _STANDS
-        stop = stopped(self.times, self.levels, goal, training.job.budget_seconds, share=share)
+        stop = stopped(self.seen.times, self.seen.levels, goal, training.job.budget_seconds, share=share)
         # What cooling can shed is not much more than what levels vary by.
-        shedding = _SHED * min(self._noise, 4 * spread(self._course))
+        shedding = _SHED * min(self._noise, 4 * self.seen.spread)
         if not stop and (heat.steps or level - shedding > goal):
             yield from self.try_hotter(level, goal)
         elif heat.steps:
@@ -251,54 +203,35 @@ class Holding:
                 self.held, f"{heat.words(before)} -> {heat.words(self.held)}: no drift is left"
             )
             self.low = model.level
-            self._begin_anew()
-        elif self._parts.schedules and (stop or not self._drift(goal).arrives_soon):
+            self.seen.begin_anew()
+        elif self._parts.schedules and (stop or not self._arrives_soon(goal)):
             seen = "no drift is left" if stop else f"{shedding:.2f} may be noise"
             yield from self._cool(level, goal, f"level {level:.2f}, goal {goal:.2f}: {seen}", stop=stop)
 
-    def _drift(self, goal: float) -> _Drift:
-        window_seconds = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
-        return _Drift(window_seconds, seconds_left(self.times, self.levels, goal, self._training.job.budget_seconds))
+    def _arrives_soon(self, goal: float) -> bool:
+        """Whether the goal is reached without cooling, in about as many windows as that takes."""
+        drift = self.seen.drift(goal, self._training.job.budget_seconds)
+        return drift.left.mean < _COOLING_WINDOWS * drift.window_seconds
 
     def try_hotter(self, level: float, goal: float) -> Steps[None]:
         """Train under a hotter setting for some windows, if that is worth it: a rate needs time to relax."""
-        training, trial = self._training, self._trial(self._drift(goal))
+        training = self._training
+        trial = self.trials.worth_trying(self.held, self.seen.drift(goal, training.job.budget_seconds))
         if trial is None:
             return
         before = yield from training.snapshots.take()
         if (before is None and self._parts.snapshots) or not (yield from training.branch.change(trial.hotter, trial.why)):
             yield from training.snapshots.drop(before)
-            self._failed_trials += 1
+            self.trials.failed += 1
         else:
             yield from self._try(trial, level, before)
-        self._begin_anew()
+        self.seen.begin_anew()
 
-    def _trial(self, drift: _Drift) -> _Trial | None:
-        """The trial of a hotter setting, if there is one and it is expected to save more seconds than it costs."""
-        training, heat, left, hotter = self._training, self._heat, drift.left, self._heat.scaled(self.held, _STEP)
-        if not heat.of(self.held) < heat.of(hotter) < self.hurting:
-            return None
-        likely = likely_seconds(left, self.times[-1], training.job.budget_seconds)
-        windows = min(max(_TRIAL, math.ceil(_TRIAL_SHARE * likely / drift.window_seconds)), 4 * _TRIAL)
-        cost = windows * drift.window_seconds + (2 * training.branch.change_seconds if heat.limits_workers else 0.0)
-        chance = _SERVED * self._chance(hotter, is_slow=self._is_slow(left))
-        saved = likely * (1 - 1 / _STEP) * chance
-        # A goal that is reached before a trial would end needs none. A trial that serves costs nothing.
-        if left.mean + 2 * left.deviation < cost and self._parts.cost_rule:
-            return None
-        if saved <= (1 - chance) * cost and self._parts.cost_rule:
-            return None
-        why = (
-            f"{self._heat.words(self.held)} -> {self._heat.words(hotter)}, on trial: {likely:.0f} s may be left, "
-            f"{left} at this drift; {saved:.0f} s may be saved (chance {chance:.2g}); the trial costs {cost:.0f} s"
-        )
-        return _Trial(hotter, windows, why)
-
-    def _try(self, trial: _Trial, level: float, before: Snapshot | None) -> Steps[None]:
+    def _try(self, trial: HotterTrial, level: float, before: Snapshot | None) -> Steps[None]:
         """Hold what is on trial if it serves; else go on at the heat before, from `before` or soon as good a model."""
         training, heat, blank, hurt = self._training, self._heat, self._training.model.gauge.blank_level, self._hurt
         model = training.model
-        levels = yield from _watched(training, trial.windows, level, hurt, spread(self._course))
+        levels = yield from _watched(training, trial.windows, level, hurt, self.seen.spread)
         newest = levels[trial.windows // 2 :]
         whole = len(levels) == trial.windows and not model.diverged
         found = sum(newest) / max(len(newest), 1)
@@ -306,16 +239,14 @@ class Holding:
         if whole and found <= level + tolerance and not is_unlearned(found, level, blank):
             yield from training.snapshots.drop(before)
             self.held = self.top = training.branch.setting
-            self._failed_trials = 0
-            self._course += levels
+            self.trials.failed = 0
+            self.seen.course += levels
             if model.level <= self.low or not math.isfinite(self.low):
                 self.low = model.level
                 yield from self._renew()
             return
-        self._failed_trials += 1
-        self._ceiling = min(self._ceiling, heat.of(trial.hotter))
-        if not whole or found > level + 1.5 * hurt:
-            self.hurting = min(self.hurting, heat.of(trial.hotter))
+        self.trials.failed += 1
+        self.trials.was_too_hot(trial.hotter, hurts=not whole or found > level + 1.5 * hurt)
         why = f"{self._heat.words(trial.hotter)} -> {self._heat.words(self.held)}: the trial has failed, "
         why += "diverged" if model.diverged else f"level {levels[-1]:.2f} after {level:.2f}"
         if before is not None and not heat.steps and (yield from training.recovers(before, self.held, level, why)):
@@ -325,39 +256,13 @@ class Holding:
         else:
             yield from training.branch.insist(self.held, why)
 
-    def _is_slow(self, left: SecondsLeft) -> bool:
-        """Whether the budget ends before the goal, at a drift that noise does not hide, and cooling could do little."""
-        training, now, level = self._training, self.times[-1], sum(self.levels[-3:]) / len(self.levels[-3:])
-        is_late = left.mean > 0.99 * (training.job.budget_seconds - now)
-        is_small = spread(self._course) < _QUIET_SHARE * (level - training.model.gauge.goal(training.model.loss))
-        return is_late and is_small and falls(self.levels)
-
-    def _chance(self, hotter: Setting, *, is_slow: bool = False) -> float:
-        """That `hotter` serves, as far as is known."""
-        heat, again = self._heat, _CHANCE_AGAIN**self._failed_trials
-        if heat.of(hotter) > 0.99 * self._ceiling:
-            again *= _CHANCE_AGAIN
-        if heat.expected is None:
-            return _CHANCE * again
-        if self._is_quiet() or is_slow:
-            return _CHANCE_QUIET * again
-        chance = heat.expected.chance_above(math.sqrt(heat.of(hotter) * heat.of(self.held)))
-        return chance * again * (_CHANCE if heat.of(hotter) >= self._useless else 1.0)
-
-    def _is_quiet(self) -> bool:
-        """Whether noise is not what holds the job up. Then a hotter setting may serve, whatever was expected."""
-        learned = self._training.model.gauge.blank_level - sum(self.levels[-3:]) / len(self.levels[-3:])
-        if learned <= HELPED_NATS:
-            return False  # a dead model is quiet, too
-        return self._quiet or spread(self._course) < _QUIET_SHARE * learned < math.inf
-
     def _cool(self, level: float, goal: float, why: str, *, stop: bool) -> Steps[None]:
         """Shed the noise, then go on as hot as before; as hot as it ever served where no drift was left. End where that was
         so before, and nothing has been better for long."""
         training = self._training
         coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest
-        self._noise, self._quiet = max(0.3 * self._noise, 0.7 * shed), False
+        self._noise, self.trials.quiet = max(0.3 * self._noise, 0.7 * shed), False
         self._stops += stop
         if coolest < self._peak - _SETTLED_NATS:
             self._peak, self._best_at = coolest, training.seconds
@@ -368,7 +273,7 @@ class Holding:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, why = self.top, "the drift had stopped"
         elif shed < _SNAPSHOT_NATS:
-            self._failed_trials, self._quiet = 0, True  # noise is not what holds it up: a hotter setting may be
+            self.trials.failed, self.trials.quiet = 0, True  # noise is not what holds it up: a hotter setting may be
             why = "it was not noise that held it up"
         else:
             why = "that was noise"
@@ -378,7 +283,7 @@ class Holding:
             self.held, f"{now} -> {self._heat.words(self.held)}: cooling shed {shed:.2f}, {why}"
         )
         self.low = training.model.level + self._noise
-        self._begin_anew()
+        self.seen.begin_anew()
 
     def _shed(self, held: Setting, why: str, goal: float) -> Steps[float]:
         """Halve the heat, to a tenth, until the level falls too little to reach `goal`; the lowest level."""

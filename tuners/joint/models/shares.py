@@ -115,7 +115,7 @@ class Shares:
         for at, worker in enumerate(setting.workers):
             for device in range(devices[worker]):
                 free = space.knob(f"load/{worker}/{device}") is not None
-                seconds = self._system.device_seconds(setting, worker, device, made[at][device]) if free else None
+                seconds = self._system.compute.device_seconds(setting, worker, device, made[at][device]) if free else None
                 if seconds is not None:
                     found[at, device] = seconds
         whole = sum(made[at][device] for at, device in found)

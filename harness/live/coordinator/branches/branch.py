@@ -26,7 +26,7 @@ from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
 from simulators.engine.inputs import Shards
 from tuners.actions import Push, Rejected, Setting, Status, SyncPolicy, Target
-from tuners.system import check_no_table, check_no_timers
+from tuners.playing.system import check_no_table, check_no_timers
 
 __all__ = ["CoordinatorBranch", "Cycle", "LiveJob", "ModelVersions", "PushFacts", "Shards"]
 

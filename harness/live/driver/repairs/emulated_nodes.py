@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from harness.live.processes.client import CoordinatorClient
-from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.runtime import Processes
+from harness.live.protocol.names import EVALUATOR, node_of
 from harness.live.worker.spec import Spec
 from simulators.cluster import trace_driven
 from simulators.reconfiguration.control_plane import ControlPlane

@@ -18,9 +18,9 @@ from harness.live.driver.repairs.slow_links import SlowLinks
 from harness.live.driver.repairs.standstill import Standstill
 from harness.live.driver.view.cost_meter import CostMeter
 from harness.live.driver.view.job_view import JobView
-from harness.live.processes.names import EVALUATOR, node_of
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.protocol.messages import worker
+from harness.live.protocol.names import EVALUATOR, node_of
 from harness.live.worker.spec import Spec
 
 __all__ = ["COPY_SECONDS", "MACHINE_SECONDS", "JobRepairs"]

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 from harness.live.driver.checkpoints.driver_state import KnownNodes
 from harness.live.driver.view.branch_view import DriverBranch
-from harness.live.processes.names import EVALUATOR, node_of, peers
 from harness.live.processes.runtime import Procedure, Runtime
 from harness.live.protocol.messages import server
+from harness.live.protocol.names import EVALUATOR, node_of, peers
 from simulators.reconfiguration.shares import survivors
 from tuners.actions import NodeEvent, Setting
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.live.driver.repairs.links import LinkMonitor, SlowLink
 from harness.live.driver.view.job_view import JobView
-from harness.live.processes.names import EVALUATOR
 from harness.live.processes.runtime import Runtime
+from harness.live.protocol.names import EVALUATOR
 from harness.live.worker.spec import Spec
 
 __all__ = ["LINKS_SECONDS", "SlowLinks"]

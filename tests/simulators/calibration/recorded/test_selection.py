@@ -13,8 +13,8 @@ from simulators.calibration import least_squares as search
 from simulators.calibration import simulations
 from simulators.calibration.recorded.recordings import read_tables
 from simulators.calibration.recorded.selection import EVERYTHING, Selection, parse
+from traces.foreign.own_tables import from_tables
 from traces.importers.source import table
-from traces.own_tables import from_tables
 from traces.parts import Origin, TraceWriter, is_like
 
 

@@ -11,7 +11,7 @@ from tests.tuners.joint.answers import RATE, Answers, course, flat, of
 from tuners.actions import Evaluate, Evaluation, Reconfigure, Run
 from tuners.joint.job.steps import JobOver
 from tuners.joint.job.training import Training
-from tuners.joint.learning.heat import Expected, stress
+from tuners.joint.learning.heat import stress
 from tuners.joint.learning.holding import Holding, RuleParts
 from tuners.joint.models.learning_model import (
     SecondsLeft,
@@ -24,9 +24,8 @@ from tuners.joint.tuner import JointCourse
 
 
 def test_after_a_trial_that_failed_the_model_is_kept_if_it_is_soon_as_good():
-    holding, answers = holding_of([-0.5, -0.6, -0.7, -0.8])
+    holding, answers = holding_of([-0.5, -0.6, -0.7, -0.8], cost_rule=False)
     losses, answer = iter([9.0, 0.7, math.exp(-0.9)]), answers.answer
-    holding._parts = RuleParts(cost_rule=False)
 
     def measured(action):
         return Evaluation(answers.now, 0, next(losses), float("nan")) if isinstance(action, Evaluate) else answer(action)
@@ -121,14 +120,19 @@ def test_a_target_that_is_reached_is_not_evaluated_again_while_the_job_may_valid
     assert [type(a) for a in answers.asked] == [Run] * 3
 
 
-def holding_of(levels, rate=0.1, goal=0.001):
+def show(holding, levels):
+    """The windows since the heat was changed had these `levels`, a second each."""
+    holding.seen.levels, holding.seen.times = list(levels), [float(i + 1) for i in range(len(levels))]
+
+
+def holding_of(levels, rate=0.1, goal=0.001, *, cost_rule=True):
     """A job at this rate whose windows had these `levels`, a second each."""
     target = replace(job().target, metric="loss", value=goal)
     made = of(space=(RATE,), target=target, start=replace(job().start, learning_rate=rate, momentum=0.0))
     begun, answers = course(made), Answers(made, flat)
-    holding = Holding(begun.training, begun.heat, RuleParts(), begun.placing.place_anew)
-    holding.levels, holding.times = list(levels), [float(i + 1) for i in range(len(levels))]
-    holding._course, holding._losses = list(levels), [math.exp(level) for level in levels]
+    holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=cost_rule), begun.placing.place_anew)
+    show(holding, levels)
+    holding.seen.course, holding._losses = list(levels), [math.exp(level) for level in levels]
     holding.low = min(levels)
     return holding, answers
 
@@ -184,30 +188,9 @@ def test_a_job_is_likely_to_last_about_as_long_as_it_has(drift, elapsed, expecte
 def test_a_heat_that_was_left_as_too_hot_is_less_likely_to_serve():
     """A rate that the job had just come down from was tried again: many other jobs have their best one above it."""
     holding, answers = holding_of([-0.3, -0.5, -0.7, -0.9])
-    before, chance = holding.held, holding._chance(holding.held)
+    before, chance = holding.held, holding.trials.chance(holding.held, holding.held)
     answers.run(holding._step_back())
-    assert holding._chance(before) == pytest.approx(chance / 4)
-
-
-@pytest.mark.parametrize(("away", "tried"), [(0.1, False), (3.0, True)])
-def test_nothing_hotter_is_tried_where_the_goal_is_reached_before_the_trial_ends(away, tried):
-    """110 +- 9 s before its target, `learning` 309 began a trial of 180 s, which failed and threw the model off."""
-    levels = [-0.2 * i for i in range(8)]
-    holding, _ = holding_of(levels)
-    holding.times = [100.0 + i for i in range(8)]
-    assert (holding._trial(holding._drift(levels[-1] - away)) is not None) is tried
-
-
-@pytest.mark.parametrize(("away", "swings", "likely"), [(300.0, 1e-4, True), (3.0, 1e-4, False), (300.0, 0.1, False)])
-def test_a_hotter_rate_may_serve_where_a_drift_without_noise_leads_nowhere(away, swings, likely):
-    """Ratings were hardly learned for 3,700 s at an eighth of a good rate: the chance of a hotter one was taken for 0.18,
-    as a window of the search had blown the model up, while the drift told that the budget would not do."""
-    levels = [-0.02 - 0.001 * i + swings * (-1) ** i for i in range(12)]
-    holding, _ = holding_of(levels)
-    here = holding._heat.of(holding.held)
-    holding._heat, holding._useless = replace(holding._heat, expected=Expected(here, 1.0)), 2 * here
-    trial = holding._trial(holding._drift(levels[-1] - away))
-    assert (trial is not None and "chance 0.49" in trial.why) is likely
+    assert holding.trials.chance(before, holding.held) == pytest.approx(chance / 4)
 
 
 @pytest.mark.parametrize(("fall", "cooled"), [(0.1, False), (0.01, True)])
@@ -247,10 +230,11 @@ def test_a_trial_that_fails_clearly_is_not_made_again():
     holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.placing.place_anew)
     level = begun.gauge.level(0.5, float("nan"))
     for _ in range(3):
-        holding.levels, holding.times, holding.low = [level] * 4, [1.0, 2.0, 3.0, 4.0], level
+        show(holding, [level] * 4)
+        holding.low = level
         answers.run(holding.try_hotter(level, -9.0))
     assert [s.learning_rate for s in answers.changes()] == pytest.approx([0.2, 0.1])
-    assert holding.hurting == pytest.approx(0.2 * stress(made.start))
+    assert holding.trials.hurting == pytest.approx(0.2 * stress(made.start))
 
 
 @pytest.mark.parametrize(("after", "held"), [(0.8, 0.2), (1.0, 0.1)])
@@ -267,7 +251,8 @@ def test_a_trial_that_unlearns_what_was_learned_has_failed(after, held):
     answers.answer = lambda action: measured if isinstance(action, Evaluate) else answer(action)
     holding = Holding(begun.training, begun.heat, RuleParts(cost_rule=False), begun.placing.place_anew)
     levels = [begun.gauge.level(0.8, 0.17 + 0.01 * i) for i in range(4)]
-    holding.levels, holding.times, holding.low = levels, [1.0, 2.0, 3.0, 4.0], levels[-1]
+    show(holding, levels)
+    holding.low = levels[-1]
     answers.run(holding.try_hotter(levels[-1], -2.0))
     assert holding.held.learning_rate == pytest.approx(held)
     assert holding.top == holding.held  # what the job goes back to where the drift stops

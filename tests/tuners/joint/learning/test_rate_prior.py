@@ -29,9 +29,7 @@ def test_the_best_rate_is_the_first_that_makes_nearly_the_best_improvement():
     assert fastest({0.01: [2.5], 0.1: []}, untrained=2.3) is None
 
 
-@pytest.mark.parametrize(
-    "asked", [["--first", "0"], ["--first", "99"], ["--first", "990", "--count", "11"], ["--count", "0"]]
-)
+@pytest.mark.parametrize("asked", ["--first 0", "--first 99", "--first 990 --count 11", "--count 0"])
 def test_nothing_is_learned_from_members_on_which_tuners_are_compared(asked, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["learn_rates", *asked.split(), "--out", str(tmp_path / "prior.toml")])
     with pytest.raises(SystemExit) as ended:

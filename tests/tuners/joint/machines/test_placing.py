@@ -56,7 +56,7 @@ def test_machines_are_chosen_again_where_pushes_have_become_much_slower_or_faste
     begun.training.usual_push_seconds = 1.0
     answers.answer = slower
     for _ in range(3):
-        holding.levels, holding.times = [], []
+        holding.seen.begin_anew()
         answers.run(holding.window())
     assert len(chosen) == windows
 

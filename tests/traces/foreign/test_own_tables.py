@@ -11,7 +11,7 @@ import pytest
 from harness.cli.main import main
 from simulators.calibration.recorded.recordings import read_tables
 from traces.convert import to_csv
-from traces.own_tables import from_tables
+from traces.foreign.own_tables import from_tables
 from traces.parts import check_trace, origin, scan
 from traces.plausible import TraceError
 from traces.schema import TRACE

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import program_cache
 from harness.comparison.compare import compare
-from harness.program_cache import ProgramFolder
+from harness.machines import program_cache
+from harness.machines.program_cache import ProgramFolder
 from harness.scenario import load
 
 BIG = 4_000_000
@@ -22,7 +22,7 @@ BIG = 4_000_000
 WRITER = f"""
 import sys
 from pathlib import Path
-from harness.program_cache import ProgramFolder
+from harness.machines.program_cache import ProgramFolder
 programs = ProgramFolder(Path(sys.argv[1]))
 print("ready", flush=True)
 for n in range(int(sys.argv[2])):
@@ -33,7 +33,7 @@ for n in range(int(sys.argv[2])):
 
 COMPILER = """
 import os, sys
-from harness import program_cache
+from harness.machines import program_cache
 used = program_cache.use()
 import jax, jax.numpy as jnp
 assert program_cache.use() == used
@@ -49,7 +49,7 @@ print(program(jnp.arange(12.0).reshape(3, 4)).tobytes().hex(), len(hits), used)
 
 SETTINGS_OF_ONES_OWN = """
 import jax
-from harness import program_cache
+from harness.machines import program_cache
 jax.config.update("jax_enable_compilation_cache", False)
 assert program_cache.use() is None
 jax.config.update("jax_enable_compilation_cache", True)

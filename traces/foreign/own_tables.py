@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from traces.convert import atomic_folder
-from traces.foreign import json_lines, read_texts, typed
+from traces.foreign.text import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
 from traces.plausible import TableRules, check, check_order, check_units, fault
 from traces.schema import TRACE, setting_from

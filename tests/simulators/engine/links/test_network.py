@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulators.engine import network
+from simulators.engine.links import network
 from tests.support.marks import examples, slow
 from tests.support.oracle import first_come, progressive_filling
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness.cli.standard_output import LastingOutput
+from harness.cli.terminal.standard_output import LastingOutput
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine import code_of, other_version, versions
+from harness.machines.machine import code_of, other_version, versions
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ BYTES = b"caf\xe9"  # a name in Latin-1, as old file systems have them
 
 # Ray reads its environment when it is imported, and tests/live/conftest.py sets that while tests are collected.
 def _joined():
-    from harness.ray_cluster import joined
+    from harness.machines.ray_cluster import joined
 
     return joined("127.0.0.1:1")
 
@@ -67,7 +67,7 @@ def _grpc_server():
 )
 def test_a_cluster_that_wants_another_token_says_so_at_once(monkeypatch, tmp_path, mode, token, words):
     """Ray tries for 20 s, and then says only that it failed; without a file, it ends in a traceback."""
-    from harness import ray_cluster
+    from harness.machines import ray_cluster
 
     def refuse(address):
         raise ray_cluster.AuthenticationError("InvalidAuthToken")

@@ -4,7 +4,7 @@ A worker sends to each server, and receives of it, over a connection of its own.
 a small part of the model or a fast link, frees both ends for the others; the transfer ends with its last connection. Those
 with servers that are alike run at equal rates and end together: they are one column here, with a count. Where all servers
 are alike, and in a cluster without `independent_flows`, there are no `Connections`: the transfer is one flow
-(`simulators.engine.network`).
+(`simulators.engine.links.network`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from simulators.engine import network
+from simulators.engine.links import network
 
 __all__ = [
     "Connections",

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.display import one_line, stages, watching
+from harness.cli.terminal.display import one_line, stages, watching
 from harness.comparison.compare import Finished, Planned, RunKey, Underway
 from harness.comparison.run_process import Done, Progress
 
@@ -40,7 +40,7 @@ def test_bars_keep_their_counts(width: int) -> None:
 
 def test_lines_say_now_and_then_which_run_is_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("harness.cli.terminal.display.time.monotonic", lambda: now)
     stream = io.StringIO()
     slow = RunKey("digits", "my_tuner", 0)
     with watching(Console(file=stream, width=80)) as watch:
@@ -92,7 +92,7 @@ def test_lines_leave_out_tuners_that_have_nothing_to_tune() -> None:
 def test_a_run_that_is_silent_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuner that hangs is stopped after ten minutes; until then nothing at all was printed."""
     now = 100.0
-    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("harness.cli.terminal.display.time.monotonic", lambda: now)
     stream = io.StringIO()
     stuck = RunKey("digits", "my_tuner", 0)
     with watching(Console(file=stream, width=80)) as watch:
@@ -112,7 +112,7 @@ def test_stages_are_told_now_and_then_where_there_is_no_terminal(
 ) -> None:
     """A fit takes minutes; in the log of a batch job nothing at all was seen of it."""
     now = 100.0
-    monkeypatch.setattr("harness.cli.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("harness.cli.terminal.display.time.monotonic", lambda: now)
     with stages("calibrating") as watch:
         for seconds in (29.0, 2.0, 10.0, 40.0):
             now += seconds

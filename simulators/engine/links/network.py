@@ -5,7 +5,7 @@ last of its flows. Every worker moves the same proportions, so where nodes are w
 servers together act as one resource of capacity min_j(capacity_j / share_j), and max-min fairness is water-filling over
 it. Where roles overlap, a node's NIC carries its own transfers and its server's, and `maxmin` fills all NICs
 progressively. Where servers are not alike, the flows of a transfer end one after another, each with rates of its own
-(`connected`; `simulators.engine.connections` says when).
+(`connected`; `simulators.engine.links.connections` says when).
 
 TCP is fair only in the long run: how much of a busy link a transfer of some dozen packets gets differs from one to the next.
 With weights, capacity is shared in proportion to them (discriminatory processor sharing, Kleinrock 1967). Weights are drawn

@@ -1,4 +1,4 @@
-"""Reads files from other sources, with limits on size and with checks, because a file may be damaged or hostile.
+"""Reads text files of other people, with limits on size and with checks, because a file may be damaged or hostile.
 
 Every function returns the whole content, or raises TraceError with file, row and column.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import polars as pl
@@ -20,12 +18,12 @@ import polars as pl
 from traces.plausible import TableRules, TraceError, check, check_columns, fault
 
 __all__ = [
+    "MOST_ROWS",
     "bytes_of",
     "json_lines",
     "json_of",
     "lines_of",
     "read_csv",
-    "read_parquet",
     "read_texts",
     "text_of",
     "typed",
@@ -33,11 +31,12 @@ __all__ = [
 
 T = TypeVar("T")
 
+MOST_ROWS = 50_000_000
+"""Of a table of another source."""
+
 _MOST_BYTES = 1 << 30
 _MOST_COLUMNS = 10_000
-_MOST_ROWS = 50_000_000
 _LONGEST_LINE = 1 << 20
-_CHILD_SECONDS = 300
 
 
 def bytes_of(path: Path, *, most: int = _MOST_BYTES) -> bytes:
@@ -136,8 +135,8 @@ def read_texts(
         _check_full(data, path, header)
     if index and frame.columns[0] == "":
         frame = frame.rename({"": index})
-    if frame.height > _MOST_ROWS:
-        raise fault(path, f"it has {frame.height} rows, and more than {_MOST_ROWS} are not read.")
+    if frame.height > MOST_ROWS:
+        raise fault(path, f"it has {frame.height} rows, and more than {MOST_ROWS} are not read.")
     return frame
 
 
@@ -215,42 +214,3 @@ def _uneven_row(data: bytes) -> tuple[int, int, int] | None:
     rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     width = len(next(rows))
     return next(((row, len(fields), width) for row, fields in enumerate(rows) if fields and len(fields) != width), None)
-
-
-# -------------------------------------------------------------------------------------------------------------- Parquet
-
-
-def read_parquet(path: Path, table: TableRules) -> pl.DataFrame:
-    """The columns of `table`, of any type that can be cast to theirs, checked.
-
-    A damaged Parquet file can crash the process that reads it, or make it allocate all memory; so a child process with
-    limits reads it.
-    """
-    bytes_of(path)
-    command = [sys.executable, "-m", "traces.foreign_parquet", str(path), json.dumps(list(table.columns)), str(_MOST_ROWS)]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHILD_SECONDS, check=False)  # noqa: S603 (our own)
-    except subprocess.TimeoutExpired:
-        raise fault(path, f"it could not be read in {_CHILD_SECONDS} s.") from None
-    if done.returncode != 0:
-        reason = done.stdout.decode(errors="replace").strip()
-        raise fault(path, reason or "it is damaged or cut short: the Parquet reader crashed.")
-    frame = _cast(pl.read_ipc(io.BytesIO(done.stdout)), table, path)
-    check(frame, table, path)
-    return frame
-
-
-def _cast(frame: pl.DataFrame, table: TableRules, path: Path) -> pl.DataFrame:
-    columns: list[Any] = []
-    for name, column in table.columns.items():
-        values = frame[name]
-        try:
-            cast = values.cast(column.kind, strict=False)
-        except pl.exceptions.PolarsError:
-            raise fault(path, f"it holds {values.dtype}, not {column.kind}.", column=name) from None
-        lost = cast.is_null() & values.is_not_null()
-        if lost.any():
-            row = int(lost.arg_true()[0])
-            raise fault(path, f"{str(values[row])[:80]!r} is no {column.kind}.", row=row, column=name)
-        columns.append(cast)
-    return pl.DataFrame(columns)

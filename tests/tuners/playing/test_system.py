@@ -7,7 +7,7 @@ import pytest
 from tests.support.toy import job, toys
 from tuners import policies
 from tuners.actions import Action, Fork, Free, Install, Reconfigure, Rejected, Run
-from tuners.system import (
+from tuners.playing.system import (
     branch_of,
     check_installs,
     check_no_reconfiguration,

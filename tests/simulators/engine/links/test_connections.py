@@ -13,7 +13,8 @@ import pytest
 from simulators.branch import stacked
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Bucket, Conditions
-from simulators.engine import changes, connections, loop, timing
+from simulators.engine import changes, loop, timing
+from simulators.engine.links import connections
 from simulators.workloads.workload import Demand
 from tests.bench.tables import unlike_servers
 from tests.support.marks import slow

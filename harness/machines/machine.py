@@ -87,7 +87,7 @@ def versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:
         needed = []
     names = sorted(re.match(r"[\w.-]+", r).group() for r in needed)  # type: ignore[union-attr]
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     return (
         {"harness": HARNESS_VERSION}
         | {n: metadata.version(n) for n in names}

@@ -1,0 +1,1 @@
+"""How transfers share the links between workers and servers."""
