@@ -181,6 +181,19 @@ def test_intervals_have_what_refused_constants_may_take():
         assert low < getattr(true, name) < high, name
 
 
+def test_rows_that_do_not_fit_leave_open_what_a_refused_constant_may_take():
+    """All mini-batches are of one size, so that all of computing may be fixed, and one of four times the size hardly longer.
+
+    Rows that are far off weigh less: a tenth of computing was left open, as if the others could not make up for it.
+    """
+    rows = told_by_formula([row(w, s, policy=p) for w in (1, 2, 4, 8) for s in (1, 2) for p in ("bsp", "asp")], TRUE)
+    odd = [replace(r, cycle_seconds=(1.3 if i % 4 == 1 else 1.0) * r.cycle_seconds) for i, r in enumerate(rows)]
+    found = fit(odd, Constants(cores=8, model_bytes=1.0, jitter=0.1), resamples=0, engine=False)
+    assert "fixed_seconds" in found.refused
+    most = max(other.fixed_seconds for other in found.alternatives)
+    assert most > 0.7 * found.constants.sample_seconds * 16
+
+
 def test_draws_have_refused_constants_in_turn_and_the_others_fitted_to_them():
     _, found = messages_that_no_row_tells()
     messages, fixed = np.array(found.draws["message_seconds"]), np.array(found.draws["fixed_seconds"])
