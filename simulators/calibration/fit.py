@@ -296,7 +296,7 @@ def _draws(
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
     """The constants with the jitter of computing alone: recorded compute times include messages, whose time is constant."""
     timed = [r for r in rows if r.has_parts and not constants.in_transfers]
-    shares = [min(constants.overhead_seconds(r) / r.compute_seconds, 0.9) for r in timed]
+    shares = [min(constants.between_seconds(r) / r.compute_seconds, 0.9) for r in timed]
     return replace(constants, jitter=constants.jitter / (1 - float(np.median(shares)))) if shares else constants
 
 
@@ -320,7 +320,7 @@ def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.
 def closed_form_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of computing in a cycle of each row by the closed form, divided from transfers as recorded, [n]."""
     found = closed_form.spans(plants(constants, rows), [r.barrier for r in rows]).compute
-    apart = np.array([constants.overhead_seconds(r) if constants.in_transfers else 0.0 for r in rows])
+    apart = np.array([constants.between_seconds(r) if constants.in_transfers else 0.0 for r in rows])
     seconds: NDArray[np.float64] = found - apart
     return seconds
 

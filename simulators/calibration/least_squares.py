@@ -425,10 +425,11 @@ def _standard_error(logs: NDArray[np.float64]) -> float:
 
 
 def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArray[np.float64]:
-    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages belong to transfers or to computing."""
+    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages and delays belong to transfers or to
+    computing."""
     table = np.stack(spans, axis=1)
     if constants.in_transfers:
-        moved = np.array([constants.overhead_seconds(r) for r in rows])
+        moved = np.array([constants.between_seconds(r) for r in rows])
         table = table + np.stack([-moved, moved / 2, moved / 2, 0 * moved], axis=1)
     return np.maximum(table, 1e-12)
 

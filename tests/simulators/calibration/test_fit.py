@@ -205,6 +205,25 @@ def test_draws_have_refused_constants_in_turn_and_the_others_fitted_to_them():
     assert all(np.count_nonzero([found.draws[n][i] for n in found.refused if n in found.draws]) <= 1 for i in range(100))
 
 
+@pytest.mark.parametrize("in_transfers", [True, False])
+def test_delays_of_links_are_told_where_transfers_were_timed_with_them(in_transfers):
+    """Four workers of six are 20 ms from the servers, which recorded pulls and pushes have: delays were sought in computing
+    alone, found to be none, and messages of 3 ms and a coordinator stood in for them."""
+    true = replace(TRUE, model_bytes=2e7, message_seconds=0.0, fixed_seconds=0.02, sample_seconds=0.002, delay_messages=4.0)
+    far = (0.0, 0.02, 0.02, 0.0, 0.02, 0.02)
+    rows = [row(w, s, b) for w in (1, 2, 3, 6) for s in (1, 2) for b in (8, 32)]
+    rows = [replace(r, delays=far[: r.workers] + (0.0,) * r.servers) for r in rows]
+    spans = closed_form.spans([plant(true, r) for r in rows], [False] * len(rows))
+    between = [4.0 * float(np.mean(r.delays[: r.workers])) * in_transfers for r in rows]
+    names = ("compute_seconds", "pull_seconds", "push_seconds", "cycle_seconds")
+    off = np.array([(-x, x / 2, x / 2, 0.0) for x in between])
+    made = [replace(r, **dict(zip(names, x, strict=True))) for r, x in zip(rows, np.stack(spans, axis=1) + off, strict=True)]
+    found = fit(made, Constants(cores=8, jitter=0.1, nic_bytes_per_second=1e9), resamples=0, engine=False)
+    assert found.constants.in_transfers == in_transfers
+    assert found.constants.delay_messages == pytest.approx(4.0, rel=0.02)
+    assert found.constants.fixed_seconds == pytest.approx(0.02, rel=0.05)
+
+
 def test_totals_with_and_without_a_barrier_tell_transfers():
     true = Constants(cores=1, model_bytes=4e7, nic_bytes_per_second=1.25e8, sample_seconds=0.02, apply_seconds=0.05)
     bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 3, 6) for s in (1, 3) for b in (16, 32)]
