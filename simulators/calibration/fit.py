@@ -129,6 +129,7 @@ def fit_all(
     watch: Callable[[str], None] = lambda _: None,
     engine: bool = True,
     links: Sequence[Sharing] = (),
+    wanted: Sequence[Row] = (),
 ) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
@@ -136,7 +137,8 @@ def fit_all(
     where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
     Without `engine`, the closed form is fitted as it is, for a baseline. How links are shared is chosen from `links` by the
     error of rows that are left out; a single form is taken. It is as `given` without any, or where transfers are not
-    fitted. `watch` is told what is fitted next. Raises ValueError for no rows.
+    fitted. What the engine cannot simulate of the `wanted` rows, which are to be predicted, is not chosen. `watch` is told
+    what is fitted next. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError(
@@ -149,7 +151,7 @@ def fit_all(
     choice, form, forms = None, None, told_apart(links, rows)
     if engine and len(forms) > 1:
         watch(f"choosing how links are shared: {len(forms)} forms, {len(rows)} rows")
-        choice = choose(by_workload, given, forms, without)
+        choice = choose(by_workload, given, forms, without, wanted)
         form = None if choice is None else choice.links
     elif forms and any(row.has_parts for row in rows):
         form = forms[0]

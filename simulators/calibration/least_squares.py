@@ -259,7 +259,7 @@ class TimesSolution:
 
     @property
     def _weights(self) -> NDArray[np.float64]:
-        """The square roots of the second derivatives of `soft_cost` by residuals, with which SciPy scales the Jacobian, [m]."""
+        """Square roots of the second derivatives of `soft_cost` by residuals, with which SciPy scales the Jacobian, [m]."""
         weights: NDArray[np.float64] = (1 + (self.residuals / _SCALE) ** 2) ** -0.75
         return weights
 
@@ -275,7 +275,7 @@ class TimesSolution:
             return {name: begin + side * value}
 
         here, moved = self.problem.residuals(self.constants, replace(self.constants, **put(step)))
-        # The Jacobian's rows weigh as the robust cost has them; unweighted, what the others make up for would seem to remain.
+        # The Jacobian's rows weigh as the robust cost has them: unweighted, what the others make up for seems to remain.
         by = (moved - here) / step * self._weights
         # What the other constants cannot make up for.
         alone = by - self.jacobian @ (np.linalg.pinv(self.jacobian, rcond=1e-9) @ by)

@@ -76,8 +76,8 @@ class Constants:
         return 2 * self.message_seconds * row.servers + 2 * self.latency_seconds
 
     def between_seconds(self, row: Row) -> float:
-        """Seconds of messages, latency and delays of links per cycle, the mean over workers: what recorded transfers include,
-        or recorded computing (`in_transfers`)."""
+        """Seconds of messages, latency and delays of links per cycle, the mean over workers: what recorded transfers
+        include, or recorded computing (`in_transfers`)."""
         delayed = float(_delays(self, row)[: row.workers].mean()) if row.delays else 0.0
         return self.overhead_seconds(row) + delayed
 
