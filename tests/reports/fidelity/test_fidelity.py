@@ -361,6 +361,31 @@ def test_rows_far_off_are_most_of_the_kinds_that_are_named_only_where_there_are_
     assert found.endswith("and asp with 3 workers and 1 server (1 too slow).")
 
 
+@pytest.mark.parametrize(
+    ("depends", "said"),
+    [
+        (
+            lambda w, s, b, p: 0.2 * (s == 2),
+            " Errors depend on the number of servers: in the median 0% too fast with 1 and 22%",
+        ),
+        (lambda w, s, b, p: -0.1 * w, " Errors depend on the number of workers: in the median 10% too fast with 1 and 33%"),
+        (lambda w, s, b, p: 0.2 * (p == "bsp"), " too fast with asp and 22% too slow with bsp."),
+        (lambda w, s, b, p: 0.2 * (-1.0) ** (w + s), ""),
+    ],
+)
+def test_what_errors_depend_on_is_named(depends, said):
+    """Repetitions count as one, and a difference that chance may make is none."""
+    grid = [(w, s, b, p) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32) for p in ("asp", "bsp")]
+    rows = []
+    for i, (w, s, b, p) in enumerate(grid):
+        at = replace(CYCLES[0], group=f"job, {p}", label=f"{w}, {s}, {b}", workers=w, servers=s, batch_size=b, setting=i)
+        held = 2.0**i * math.exp(depends(w, s, b, p) + 0.01 * (i % 3 - 1))
+        rows += [replace(at, run=f"r{k}", recorded=2.0**i, held_out=held) for k in range(3)]
+    (found,) = misses(replace(MADE, predictions=tuple(rows)))
+    assert said in found
+    assert ("Errors depend on" in found) == bool(said)
+
+
 def test_without_a_prediction_nothing_is_said_of_errors():
     none = tuple(replace(p, held_out=math.nan, low=math.nan, high=math.nan) for p in CYCLES)
     (said,) = verdict_sentences([replace(MADE, predictions=none)])
