@@ -128,8 +128,8 @@ def _taus(predicted: _Floats, recorded: _Floats, drawn: NDArray[np.int_], settin
 
     def total(each: _Floats) -> _Floats:
         across = ((counts @ (each * apart)) * counts).sum(axis=1)
-        within: _Floats = counts @ (each * ~apart).sum(axis=1)
-        return (often * across + within) / 2
+        pairs: _Floats = (often * across + counts @ (each * ~apart).sum(axis=1)) / 2
+        return pairs
 
     agree, *untied = map(total, (signs[0] * signs[1], *map(np.abs, signs)))
     with np.errstate(invalid="ignore"):
