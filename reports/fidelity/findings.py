@@ -319,7 +319,8 @@ def _trend(rows: Sequence[Prediction]) -> list[str]:
 
 def _off_by(log: float) -> str:
     """How far predictions are off, by the logarithm of predicted over recorded times."""
-    return f"{abs(math.expm1(log)):.0%} too {'slow' if log > 0 else 'fast'}"
+    percent = f"{abs(math.expm1(log)):.0%}"
+    return "not off" if percent == "0%" else f"{percent} too {'slow' if log > 0 else 'fast'}"
 
 
 def _is(count: int) -> str:
