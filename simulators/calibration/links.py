@@ -75,7 +75,8 @@ class Sharing(NamedTuple):
 
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
-        # The engine has no rule for flows that end by themselves beside these; alike servers, which tell of them, have none.
+        # The engine has no rule for flows that end by themselves beside these. Alike servers tell of these, and have no such
+        # flows; unlike ones can be predicted nevertheless.
         apart = self.independent_flows and self.switch == "none" and self.server_threads == 1
         uneven = UNEVEN_BYTES if self.discipline == "uneven" else 0.0
         return replace(constants, **self._replace(independent_flows=apart)._asdict(), uneven_bytes=uneven)
