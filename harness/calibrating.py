@@ -161,12 +161,12 @@ def check_others(
     origins = "; ".join(dict.fromkeys(of.of for _, of in fitted))
     named = [(joined([(of.digest[:12], recording)]), of) for recording, of in others]
     given = said.constants(known)
-    fits = fit_all(known.rows, given, watch=watch, links=said.links_left_open)
+    wanted = [row for other, _ in named for row in other.rows]
+    fits = fit_all(known.rows, given, watch=watch, links=said.links_left_open, wanted=wanted)
     shared = as_chosen(given, fits)
     network = fit_all(known.rows, shared, engine=False)
     found = [check_other(fits, known, other, of, origins, network=network) for other, of in named]
-    rows = [row for recording in (known, *(other for other, _ in named)) for row in recording.rows]
-    for part, lack in (lacking(shared, rows) if ablate else {}).items():
+    for part, lack in (lacking(shared, (*known.rows, *wanted)) if ablate else {}).items():
         watch(f"without {part}")
         less = fit_all(known.rows, lack.given, without=lack.without)
         told = [Ablation(part, check_other(less, known, other, of, whole=False).predictions) for other, of in named]

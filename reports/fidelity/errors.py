@@ -110,20 +110,30 @@ def tau_interval(made: Sequence[Prediction], which: Callable[[Prediction], float
     rng = np.random.default_rng(0)
     drawn = [np.bincount(rng.integers(len(groups), size=len(groups)), minlength=len(groups)) for _ in range(_RESAMPLES)]
     predicted, recorded = np.array([pair for group in groups for pair in group]).T
-    found = _taus(predicted, recorded, np.repeat(drawn, [len(group) for group in groups], axis=1))
+    found = _taus(predicted, recorded, np.array(drawn), np.repeat(np.arange(len(groups)), [len(group) for group in groups]))
     low, high = np.nanquantile(found, [0.05, 0.95]) if np.isfinite(found).any() else (math.nan, math.nan)
     return float(low), float(high)
 
 
-def _taus(predicted: _Floats, recorded: _Floats, counts: NDArray[np.int_]) -> _Floats:
-    """Kendall's tau-b of samples that have each pair so many times, [samples, pairs]; nan where all are tied.
+def _taus(predicted: _Floats, recorded: _Floats, drawn: NDArray[np.int_], setting: NDArray[np.int_]) -> _Floats:
+    """Kendall's tau-b of samples that have each setting so many times, [samples, settings]; nan where all are tied.
 
-    A pair that is drawn twice is tied with itself, and such pairs of pairs do not count. SciPy takes one sample per call.
+    `setting` is that of each row. A setting that is drawn twice is compared with the others twice, and never with itself:
+    repetitions have one prediction, so that pairs of them are ties, and would be far more than in the recording. In the mean
+    over samples, pairs of two settings count as often beside them as in the recording. SciPy takes one sample per call.
     """
     signs = [np.sign(values[:, None] - values) for values in (predicted, recorded)]
-    agree, *apart = ((counts @ each * counts).sum(axis=1) / 2 for each in (signs[0] * signs[1], *map(np.abs, signs)))
+    counts, apart = drawn[:, setting], setting[:, None] != setting
+    often = drawn.shape[1] / (drawn.shape[1] - 1)  # the mean product of the counts of two settings is one over this
+
+    def total(each: _Floats) -> _Floats:
+        across = ((counts @ (each * apart)) * counts).sum(axis=1)
+        pairs: _Floats = (often * across + counts @ (each * ~apart).sum(axis=1)) / 2
+        return pairs
+
+    agree, *untied = map(total, (signs[0] * signs[1], *map(np.abs, signs)))
     with np.errstate(invalid="ignore"):
-        tau: _Floats = agree / np.sqrt(apart[0]) / np.sqrt(apart[1])
+        tau: _Floats = agree / np.sqrt(untied[0]) / np.sqrt(untied[1])
     return np.clip(tau, -1.0, 1.0)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import f
 
 from reports.fidelity.errors import (
     EXACT,
@@ -61,6 +62,13 @@ __all__ = [
 
 _BY_CHANCE = 0.05  # of recordings in which noise is the cause
 _KINDS = 3  # of settings that are named as those furthest off
+_FACTORS: Mapping[str, Callable[[Prediction], str | int]] = {
+    "the number of workers": lambda p: p.workers,
+    "the number of servers": lambda p: p.servers,
+    "the samples in a mini-batch": lambda p: p.batch_size,
+    "the policy": lambda p: p.group.rpartition(", ")[2],
+}
+"""What errors may depend on; of the same clearness, the first one is named."""
 
 
 def tau_text(e: Errors) -> str:
@@ -237,7 +245,7 @@ def misses(made: Check) -> list[str]:
             said.append(f"Of {wrong} pairs in the wrong order, {near} were recorded less than 5 % apart.")
         said += _noise_as_cause(rows, short)
         if set(short) - {"tau"}:
-            said += _furthest_off(rows)
+            said += [*_furthest_off(rows), *_trend(rows)]
         found.append(" ".join(said))
     return found
 
@@ -277,6 +285,42 @@ def _furthest_off(rows: Sequence[Prediction]) -> list[str]:
     # The few kinds that are named may be all rows, most of them, or the first ones of many.
     which = "" if named == len(far) else "most are of " if 2 * named > len(far) else "among them "
     return [f"{len(far)} of {len(off)} rows {_is(len(far))} more than {P95:.0%} off: {which}{listed(each)}."]
+
+
+def _trend(rows: Sequence[Prediction]) -> list[str]:
+    """What errors depend on most clearly, of policy and numbers; nothing where chance may do that.
+
+    A one-way analysis of variance of the settings' mean errors for each of them, by Bonferroni's correction.
+    """
+    of_settings: dict[tuple[str, str], list[Prediction]] = {}
+    for p in rows:
+        if math.isfinite(p.held_out):
+            of_settings.setdefault((p.group, p.label), []).append(p)
+    off = np.array([np.mean([math.log(p.held_out / p.recorded) for p in of]) for of in of_settings.values()])
+    found = []
+    for name, value in _FACTORS.items():
+        at = [value(of[0]) for of in of_settings.values()]
+        groups = {v: off[[x == v for x in at]] for v in sorted({*at})}
+        medians = {v: float(np.median(of)) for v, of in groups.items()}
+        between, within = len(groups) - 1, len(off) - len(groups)
+        if between < 1 or within < 1 or max(medians.values()) - min(medians.values()) < MEDIAN:
+            continue
+        left = sum(float(((of - of.mean()) ** 2).sum()) for of in groups.values())
+        taken = float(((off - off.mean()) ** 2).sum()) - left
+        by_chance = float(f.sf(taken / between / max(left / within, 1e-12), between, within))
+        found.append((by_chance, name, medians))
+    if not found or (least := min(found, key=lambda each: each[0]))[0] * len(_FACTORS) > _BY_CHANCE:
+        return []
+    _, name, medians = least
+    ends = sorted({min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)})
+    each = [f"{_off_by(medians[v])} with {v}" for v in ends]
+    return [f"Errors depend on {name}: in the median {listed(each)}."]
+
+
+def _off_by(log: float) -> str:
+    """How far predictions are off, by the logarithm of predicted over recorded times."""
+    percent = f"{abs(math.expm1(log)):.0%}"
+    return "not off" if percent == "0%" else f"{percent} too {'slow' if log > 0 else 'fast'}"
 
 
 def _is(count: int) -> str:

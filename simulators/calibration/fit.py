@@ -129,6 +129,7 @@ def fit_all(
     watch: Callable[[str], None] = lambda _: None,
     engine: bool = True,
     links: Sequence[Sharing] = (),
+    wanted: Sequence[Row] = (),
 ) -> dict[str, Fit]:
     """Fit every workload of a recording. A constant of the machines that one workload cannot determine is taken from others.
 
@@ -136,7 +137,8 @@ def fit_all(
     where `model_bytes` is 0 in `given`, the size is fitted, otherwise the NIC's rate. Constants in `without` stay as given.
     Without `engine`, the closed form is fitted as it is, for a baseline. How links are shared is chosen from `links` by the
     error of rows that are left out; a single form is taken. It is as `given` without any, or where transfers are not
-    fitted. `watch` is told what is fitted next. Raises ValueError for no rows.
+    fitted. What the engine cannot simulate of the `wanted` rows, which are to be predicted, is not chosen. `watch` is told
+    what is fitted next. Raises ValueError for no rows.
     """
     if not rows:
         raise ValueError(
@@ -149,7 +151,7 @@ def fit_all(
     choice, form, forms = None, None, told_apart(links, rows)
     if engine and len(forms) > 1:
         watch(f"choosing how links are shared: {len(forms)} forms, {len(rows)} rows")
-        choice = choose(by_workload, given, forms, without)
+        choice = choose(by_workload, given, forms, without, wanted)
         form = None if choice is None else choice.links
     elif forms and any(row.has_parts for row in rows):
         form = forms[0]
@@ -296,7 +298,7 @@ def _draws(
 def _with_jitter(constants: Constants, rows: Sequence[Row]) -> Constants:
     """The constants with the jitter of computing alone: recorded compute times include messages, whose time is constant."""
     timed = [r for r in rows if r.has_parts and not constants.in_transfers]
-    shares = [min(constants.overhead_seconds(r) / r.compute_seconds, 0.9) for r in timed]
+    shares = [min(constants.between_seconds(r) / r.compute_seconds, 0.9) for r in timed]
     return replace(constants, jitter=constants.jitter / (1 - float(np.median(shares)))) if shares else constants
 
 
@@ -320,7 +322,7 @@ def closed_form_cycles(constants: Constants, rows: Sequence[Row]) -> NDArray[np.
 def closed_form_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
     """Seconds of computing in a cycle of each row by the closed form, divided from transfers as recorded, [n]."""
     found = closed_form.spans(plants(constants, rows), [r.barrier for r in rows]).compute
-    apart = np.array([constants.overhead_seconds(r) if constants.in_transfers else 0.0 for r in rows])
+    apart = np.array([constants.between_seconds(r) if constants.in_transfers else 0.0 for r in rows])
     seconds: NDArray[np.float64] = found - apart
     return seconds
 

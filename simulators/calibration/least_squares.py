@@ -258,6 +258,12 @@ class TimesSolution:
         return self._moved("apply_exponent", 1.0 / _UNKNOWN, side=-1)
 
     @property
+    def _weights(self) -> NDArray[np.float64]:
+        """Square roots of the second derivatives of `soft_cost` by residuals, with which SciPy scales the Jacobian, [m]."""
+        weights: NDArray[np.float64] = (1 + (self.residuals / _SCALE) ** 2) ** -0.75
+        return weights
+
+    @property
     def _far(self) -> float:
         """How far residuals may be from these without a contradiction (95 %)."""
         return self._noise * float(t.ppf(_MOST, self._spare))
@@ -269,7 +275,8 @@ class TimesSolution:
             return {name: begin + side * value}
 
         here, moved = self.problem.residuals(self.constants, replace(self.constants, **put(step)))
-        by = (moved - here) / step
+        # The Jacobian's rows weigh as the robust cost has them: unweighted, what the others make up for seems to remain.
+        by = (moved - here) / step * self._weights
         # What the other constants cannot make up for.
         alone = by - self.jacobian @ (np.linalg.pinv(self.jacobian, rcond=1e-9) @ by)
         far = self._far
@@ -418,10 +425,11 @@ def _standard_error(logs: NDArray[np.float64]) -> float:
 
 
 def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArray[np.float64]:
-    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages belong to transfers or to computing."""
+    """Compute, pull, push and cycle, [n, 4], divided as in the recording: messages and delays belong to transfers or to
+    computing."""
     table = np.stack(spans, axis=1)
     if constants.in_transfers:
-        moved = np.array([constants.overhead_seconds(r) for r in rows])
+        moved = np.array([constants.between_seconds(r) for r in rows])
         table = table + np.stack([-moved, moved / 2, moved / 2, 0 * moved], axis=1)
     return np.maximum(table, 1e-12)
 

@@ -75,7 +75,11 @@ class Sharing(NamedTuple):
 
     def put_into(self, constants: Constants) -> Constants:
         """The constants with links that are shared so."""
-        return replace(constants, **self._asdict(), uneven_bytes=UNEVEN_BYTES if self.discipline == "uneven" else 0.0)
+        # The engine has no rule for flows that end by themselves beside these. Alike servers tell of these, and have no such
+        # flows; unlike ones can be predicted nevertheless.
+        apart = self.independent_flows and self.switch == "none" and self.server_threads == 1
+        uneven = UNEVEN_BYTES if self.discipline == "uneven" else 0.0
+        return replace(constants, **self._replace(independent_flows=apart)._asdict(), uneven_bytes=uneven)
 
     @property
     def plain(self) -> Sharing:
@@ -163,7 +167,11 @@ class SharingChoice:
 
 
 def choose(
-    rows: Mapping[str, Sequence[Row]], given: Mapping[str, Constants], forms: Sequence[Sharing], without: Sequence[str] = ()
+    rows: Mapping[str, Sequence[Row]],
+    given: Mapping[str, Constants],
+    forms: Sequence[Sharing],
+    without: Sequence[str] = (),
+    wanted: Sequence[Row] = (),
 ) -> SharingChoice | None:
     """The form with the least error over all workloads; None where in none of them parts of cycles were timed, of more than
     one combination: of one, nothing is left when it is left out.
@@ -171,7 +179,7 @@ def choose(
     Rows and initial constants are by workload; constants in `without` stay as given. Flows do what they do in the first form
     unless the chosen one with other flows, if that is in `forms`, is clearly better. It costs an engine's pass over the
     settings for each further form, twice (queues: four times), beside one fit of the first form. Where all servers are alike
-    and do nothing else, further physics is tried.
+    and do nothing else, further physics is tried, unless servers of the `wanted` rows, which are to be predicted, also work.
     """
     every = [row for mine in rows.values() for row in mine]
     forms = told_apart(forms, every)
@@ -189,7 +197,9 @@ def choose(
         found[other] = _costs(solved[other])
         if _worse(found[best] - found[other]):
             best = plain = other
-    elif not any(row.unlike_servers or row.shared or row.snapshot_clocks for row in every):
+    elif not any(row.unlike_servers or row.snapshot_clocks for row in every) and not any(
+        row.shared for row in (*every, *wanted)
+    ):
         more = _promising(_further(found, best), fitted, solved, float(found[best].sum()))
         solved |= more
         found |= {form: _costs(of) for form, of in more.items()}
@@ -229,7 +239,7 @@ def _further(found: Mapping[Sharing, _Costs], best: Sharing) -> list[Sharing]:
     first_come, serial = ([plain[d]] if d in plain else [] for d in QUEUES)
     return [
         *(form._replace(switch=switch) for form in (*shared, *first_come) for switch in ("each way", "both ways")),
-        *(form._replace(server_threads=_THREADS[0]) for form in (*first_come, *serial)),
+        *(form._replace(server_threads=_THREADS[0]) for form in (*shared, *first_come, *serial)),
         best._replace(updates_grow=True),
     ]
 

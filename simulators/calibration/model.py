@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulators.calibration.closed_form import Plant, Stations
 from simulators.calibration.recorded.row import Row
@@ -68,11 +69,17 @@ class Constants:
     updates_grow: bool = False  # with the number of workers, by `apply_growth`
     sleeps_vary: bool = True  # stragglers' sleeps, as recorded; otherwise each sleeps as long as its mean every time
     snapshots: bool = True  # servers send them, as recorded; otherwise none is taken
-    in_transfers: bool = False  # recorded pull and push times include messages and latency; otherwise compute time does
+    in_transfers: bool = False  # recorded pulls and pushes include messages, latency and delays; or computing does
 
     def overhead_seconds(self, row: Row) -> float:
         """Seconds of messages and latency per cycle."""
         return 2 * self.message_seconds * row.servers + 2 * self.latency_seconds
+
+    def between_seconds(self, row: Row) -> float:
+        """Seconds of messages, latency and delays of links per cycle, the mean over workers: what recorded transfers
+        include, or recorded computing (`in_transfers`)."""
+        delayed = float(_delays(self, row)[: row.workers].mean()) if row.delays else 0.0
+        return self.overhead_seconds(row) + delayed
 
 
 class _Machine(NamedTuple):
@@ -144,6 +151,18 @@ def _nodes(constants: Constants, row: Row) -> tuple[int, tuple[float, ...], tupl
     """The number of machines of a row, the relative speeds of these and of their NICs, and pushes between two snapshots."""
     needed = max(row.workers, row.servers) if row.shared else row.workers + row.servers
     return max(needed, row.machines), row.speeds, row.nics, row.snapshot_clocks if constants.snapshots else 0
+
+
+def _delays(constants: Constants, row: Row) -> NDArray[np.float64]:
+    """Seconds that delays of links add to a mini-batch of each machine of a row, [n]; 0 for those that do not work."""
+    return constants.delay_messages * _paths(row.delays, setting(row), _nodes(constants, row)[0])
+
+
+@cache
+def _paths(delays: tuple[float, ...], kept: Setting, machines: int) -> NDArray[np.float64]:
+    """Seconds that a message takes over each worker's most delayed path, [machines]."""
+    names = tuple(f"n{i}" for i in range(machines))
+    return link_delays(names, kept, np.array([*delays, *(0.0,) * (machines - len(delays))]), 1.0)
 
 
 # A fit asks for them ten thousands of times, and mostly changes constants that are not of the machines.
@@ -225,10 +244,7 @@ def _plant(constants: Constants, row: Row, machine: _Machine, network: _Network,
     made, known = _cluster_with_basis(_nodes(constants, row), machine, network, kept)
     costs = cycle_costs(made, needed, kept, _policy(row.policy, row.staleness), known=known)
     if row.delays:
-        names = tuple(name for name, _ in made.nodes)
-        delay_seconds = np.array([*row.delays, *(0.0,) * (len(names) - len(row.delays))])
-        delays = link_delays(names, kept, delay_seconds, constants.delay_messages)
-        costs = costs._replace(overhead_seconds=costs.overhead_seconds + delays)
+        costs = costs._replace(overhead_seconds=costs.overhead_seconds + _delays(constants, row))
     if row.sleeps:
         asleep = np.zeros(len(made.nodes))
         asleep[: row.workers] = [s.mean_seconds for s in row.sleeps]

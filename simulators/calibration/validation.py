@@ -153,7 +153,7 @@ def _held_out(
     """
 
     def told(kept: Sequence[Row], out: Sequence[int]) -> Forms:
-        found = fit_all(kept, lack.given, without=lack.without, links=lack.links)
+        found = fit_all(kept, lack.given, without=lack.without, links=lack.links, wanted=[rows[i] for i in out])
         shared = as_chosen(lack.given, found)
         network = {} if alone else fit_all(kept, shared, without=lack.without, engine=False)
         return forms_of(found, network, kept, rows, out, whole=not alone)

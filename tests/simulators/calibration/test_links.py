@@ -147,6 +147,38 @@ def test_further_physics_whose_constant_is_refused_is_no_form(monkeypatch):
     assert all(rival.links.has_effect(made.fitted[rival.links].values()) for rival in made.rivals)
 
 
+@pytest.mark.parametrize("form", [Sharing(switch="each way"), Sharing(server_threads=2)])
+def test_further_physics_of_alike_servers_predicts_unlike_ones(form):
+    """A fit to equal hosts that found a switch could not predict unlike ones: the engine refused flows that end by
+    themselves beside it."""
+    true = replace(TRUE, switch_bytes_per_second=1.2e6)
+    unlike = Row("run", "toy", 3, 2, 1.0, 16, policy="asp", nics=(1.0, 1.0, 1.0, 1.0, 0.5), machines=7)
+    further, without = (float(simulated(of.put_into(true), unlike).spans.cycle) for of in (form, Sharing()))
+    assert further != without
+    together = form._replace(independent_flows=False)
+    assert further == float(simulated(together.put_into(true), unlike).spans.cycle)
+
+
+@pytest.mark.slow
+def test_servers_whose_threads_apply_pushes_side_by_side_are_told_where_links_are_shared():
+    """Threads were sought beside queues alone, and four of one queue stood in for two beside fair links."""
+    form = Sharing(server_threads=2)
+    rows = recorded(form, grid=[*GRID, ("asp", 3, 1)], true=replace(TRUE, apply_seconds=0.08))
+    made = choose({"toy": rows}, GIVEN, FORMS)
+    assert made.links == form
+    assert made.fitted[form]["toy"].apply_seconds == pytest.approx(0.08, rel=0.1)
+
+
+def test_further_physics_that_servers_which_also_work_cannot_have_is_not_tried(monkeypatch):
+    tried = []
+    monkeypatch.setattr(links, "_further", lambda *_: tried.append(True) or [])
+    rows = recorded(FORMS[0])
+    choose({"toy": rows}, GIVEN, FORMS[:1], wanted=[replace(rows[0], shared=True)])
+    assert not tried
+    choose({"toy": rows}, GIVEN, FORMS[:1], wanted=rows)
+    assert tried
+
+
 @pytest.mark.parametrize(("rate", "narrow"), [slow(1.2e6, True), (1.93e6, False)])
 def test_a_switch_that_carries_as_much_as_all_links_is_no_form(rate, narrow, monkeypatch):
     """Two servers have links of 1 MB/s each: what is within errors of their sum would only limit larger clusters."""
