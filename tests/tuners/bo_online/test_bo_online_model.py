@@ -422,10 +422,10 @@ def test_nothing_is_known_to_cost_anything_before_the_first_change():
     [(109_372_904, 47, 12), (1_000_000, 13, 2), (654_968, 16, 2), (58_289_352, 40, 6)],
 )
 def test_what_relocating_takes_in_the_paper(parameters, restart, relocation):
-    """Seconds per reconfiguration of Table V, baseline and TensorFlowOnline; parameters of Table II. A relocation takes two
-    seconds more, for the system settings that always change with it."""
+    """Seconds per reconfiguration of Table V, baseline and TensorFlowOnline; parameters of Table II. What does not grow with
+    the model is 14.1 s, and 1.9 s."""
     both, size = frozenset({"TDR", "ODMR"}), 4.0 * parameters
-    assert published_seconds(both, size, "checkpoint") == pytest.approx(restart, rel=0.15)
+    assert published_seconds(both, size, "checkpoint") + 14.1 == pytest.approx(restart, rel=0.15)
     assert published_seconds(frozenset({"TDR"}), size, "checkpoint") == published_seconds(both, size, "checkpoint")
     assert published_seconds(both, size, "relocate") + 1.9 == pytest.approx(relocation, rel=0.2)
     assert published_seconds(frozenset({"TDR"}), size, "relocate") == 0
