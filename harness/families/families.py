@@ -12,7 +12,10 @@ from harness.families.draft import Draft
 from harness.families.lot import Lot
 from tuners.near_names import near_names
 
-__all__ = ["FAMILIES", "Family", "audience", "member_name", "members", "parse_name", "single"]
+__all__ = ["FAMILIES", "TRAINING", "Family", "audience", "member_name", "members", "parse_name", "single"]
+
+TRAINING = range(100, 1000)
+"""The members of every family that tuners may be trained and tuned on."""
 
 _LAST = 999_999
 """The largest index of a member."""
@@ -110,8 +113,8 @@ def audience(index: int) -> str:
     """What members with such an index are for."""
     if index < 20:
         return "for everybody: to look at, to compare on, to report"
-    if index < 100:
+    if index < TRAINING.start:
         return "for judging the tuners that this project trains: nothing may be tuned on it"
-    if index < 1000:
+    if index in TRAINING:
         return "for training and tuning tuners"
     return "for judging: nobody may tune on it"

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from harness.families.draft import MemberGoal, written
-from harness.families.families import FAMILIES, member_name
+from harness.families.families import FAMILIES, TRAINING, member_name
 from harness.families.lot import Lot
 from harness.machines import program_cache
 from harness.scenario import Scenario, job, parse, system
@@ -31,7 +31,6 @@ __all__ = ["fastest", "main"]
 _SHARES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)  # of the top of the range, that are played
 _IMPROVEMENT = 0.98  # of the best improvement: what a rate has to make
 _CHECK_CLOCKS = 25
-_TRAINING = range(100, 1000)  # members of every family (`harness.families.audience`)
 _SEED = 999_983  # comparisons count their seeds from 0
 
 
@@ -83,10 +82,10 @@ def main() -> None:
     asked.add_argument("--out", type=Path, required=True)
     args = asked.parse_args()
     last = args.first + args.count - 1
-    if not _TRAINING.start <= args.first <= last < _TRAINING.stop:
+    if not TRAINING.start <= args.first <= last < TRAINING.stop:
         asked.error(
-            f"cannot learn from members {args.first} to {last}: those from {_TRAINING.start} to {_TRAINING.stop - 1} are "
-            "for training, and tuners are compared on the others."
+            f"cannot learn from members {args.first} to {last}: those from {TRAINING.start} to {TRAINING.stop - 1} are for "
+            "training, and tuners are compared on the others."
         )
     program_cache.use()
     found = dict[int, float]()

@@ -69,10 +69,8 @@ def _medians(scores: pl.DataFrame, scenario: str) -> dict[str, tuple[float, str,
     found = {}
     for tuner in made["tuner"].unique(maintain_order=True):
         runs = made.filter(pl.col("tuner") == tuner)
-        done, by_seed = (
-            f"{int(runs['reached'].sum())}/{len(runs)}",
-            dict(runs.select("seed", "completion_seconds").iter_rows()),
-        )
+        done = f"{int(runs['reached'].sum())}/{len(runs)}"
+        by_seed = dict(runs.select("seed", "completion_seconds").iter_rows())
         found[str(tuner)] = float(np.median(runs["completion_seconds"])), done, by_seed
     return found
 

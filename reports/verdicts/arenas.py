@@ -149,9 +149,8 @@ def arenas_of(results: Results, scenarios: Sequence[str], family: str = "") -> A
     if not arenas:
         raise ValueError(f"Cannot compare over arenas: there is no run of {', '.join(scenarios) or 'any scenario'}.")
     # Where all fail, the arena is at fault: no tuner loses the lead for that. Without any other arena, these are shown.
-    lost = tuple(a for a in arenas if (by_arena[a]["status"] == "error").all())
-    arenas = tuple(a for a in arenas if a not in lost) or arenas
-    lost = tuple(a for a in lost if a not in arenas)
+    counted = tuple(a for a in arenas if (by_arena[a]["status"] != "error").any()) or arenas
+    lost, arenas = tuple(a for a in arenas if a not in counted), counted
     scores = scores.filter(pl.col("scenario").is_in(list(arenas)))
     base = next((b for b in (ORACLE, REFERENCE) if all(b in by_arena[a]["tuner"] for a in arenas)), "")
     same = {a: same_runs(by_arena[a]) for a in arenas}
