@@ -184,11 +184,12 @@ def unplayed(
 
 
 class _Path:
-    """Which exchanges belong to the branch that trained last, or to its ancestors before the fork."""
+    """Which exchanges belong to the branch that trained last, or is at the target, or to its ancestors before the fork."""
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         forks = {e.answer: (i, e.action.branch) for i, e in enumerate(exchanges) if isinstance(e.action, Fork) and _done(e)}
-        trained = [e.action.branch for e in exchanges if isinstance(e.action, Run) and _done(e)]
+        # A branch that was evaluated and is at the target cannot train: the last `Run` names it, and is refused.
+        trained = [e.action.branch for e in exchanges if isinstance(e.action, Run) and (_done(e) or e.after_end)]
         branch = trained[-1] if trained else 0
         self._until = {branch: len(exchanges)}
         self._forks = set()

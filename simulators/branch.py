@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -256,10 +256,10 @@ class Branch:
 
     # ------------------------------------------------------------------------------------------------------------ workers
 
-    def mark_deadlocked(self) -> None:
-        """No worker is left that could push."""
-        deadlock: Any = np.int32(STATUSES.index("deadlock"))
-        self.state = self.state._replace(clock=self.state.clock._replace(status=deadlock))
+    def end(self, status: Literal["target", "deadlock"]) -> None:
+        """The branch trains no more: it was evaluated and is at its target, or no worker is left that could push."""
+        number: Any = np.int32(STATUSES.index(status))
+        self.state = self.state._replace(clock=self.state.clock._replace(status=number))
 
     def stop_all(self, now: float) -> None:
         """Everybody stops; gradients in progress are lost."""

@@ -260,6 +260,9 @@ class SimulatedSystem:
         check_no_reconfiguration(f"evaluate branch {action.branch}", self._time.reconfiguration)
         found = evaluation(branch, self._time.now)
         self._time.pass_seconds(self.job.evaluate_seconds)
+        target = self.job.target
+        if branch.status == "running" and not target.counts and target.reached(found.loss, found.accuracy):
+            branch.end("target")
         return found
 
     def _measure_noise(self, action: MeasureNoise) -> GradientNoise:

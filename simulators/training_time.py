@@ -174,7 +174,7 @@ class TrainingTime:
             self.reconfiguration = reconfiguration
             self._apply_effects(branch)
         else:
-            branch.mark_deadlocked()
+            branch.end("deadlock")
             self._end_reconfiguration()
 
     def begin(self, reconfiguration: Reconfiguration) -> None:

@@ -440,8 +440,8 @@ class Install(Action[None]):
 class Evaluate(Action[Evaluation]):
     """Measure loss and accuracy of `branch` on the validation set now.
 
-    That takes a pass over the validation data, `Job.evaluate_seconds`, in which no branch trains. The simulator refuses
-    (`Rejected`) during a reconfiguration.
+    That takes a pass over the validation data, `Job.evaluate_seconds`, in which no branch trains. A model that is at the
+    target ends the job, as by the job's own validations. The simulator refuses (`Rejected`) during a reconfiguration.
     """
 
     branch: int = 0

@@ -130,6 +130,30 @@ def test_an_evaluation_takes_a_pass_over_the_validation_data():
     assert min(window.pushes.seconds) > window.start_seconds
 
 
+@pytest.mark.parametrize(("value", "status"), [(0.4, "target"), (0.3, "budget")])
+def test_an_evaluation_that_finds_the_target_ends_the_job(value, status):
+    """A tuner that had seen the target was not done until the job's own validation, by which the model could be worse."""
+    simulated = learns(target=Target("loss", value), budget_seconds=100.0, evaluate_clocks=10**6)
+
+    def trains_a_fork(job):
+        child = yield from Fork(0)
+        yield from Run(clocks=10, branch=child)
+        yield from Run(clocks=1)
+        yield from Evaluate(child)
+
+    played = play(trains_a_fork, simulated)
+    row = score(played, scenario="s", tuner="t", seed=0).score
+    assert played.outcome.status == status
+    assert row.reached == (status == "target")
+    if not row.reached:
+        return
+    *_, evaluated, last = played.exchanges
+    assert isinstance(last.answer, Rejected)
+    assert isinstance(evaluated.action, Evaluate)
+    assert row.completion_seconds == evaluated.seconds == evaluated.answer.seconds + simulated.job.evaluate_seconds
+    assert row.final_loss == evaluated.answer.loss
+
+
 def test_an_evaluation_costs_the_same_under_every_setting_and_nothing_where_nothing_is_learned():
     one, other = learns(), learns()
     other.perform(Reconfigure(replace(other.job.start, workers=("a",), servers=("b", "c", "d"))))

@@ -104,11 +104,6 @@ class RunningModel:
         return Glance(level, noise, doubt, validated, gauge.has_learned(level + 2 * noise, validated))
 
     @property
-    def has_arrived(self) -> bool:
-        """Whether the model is as good as the target asks for, so that only the job's own validation is missing."""
-        return not self.diverged and self.level <= self.gauge.goal(self.loss)
-
-    @property
     def has_learned(self) -> bool:
         """Whether the newest mini-batches, or a validation, were clearly better than those of a model that knows nothing."""
         loss = self.minibatches.mean

@@ -123,12 +123,6 @@ class Training:
         if math.isnan(model.level):
             model.level = before
 
-    def toward_validation(self) -> Steps[None]:
-        """Train until the job next validates by itself, for some windows at the most."""
-        every = self.model.check_clocks
-        left = every - self.model.pushes % every if every else math.inf
-        yield from self.run(int(min(left, _WINDOWS * self._least_clocks())))
-
     def glance(self, clocks: int = 0) -> Steps[Glance]:
         """Train so many clocks, or about two pushes per worker; what their mini-batches and validation tell."""
         yield from self.run(clocks or self._least_clocks())

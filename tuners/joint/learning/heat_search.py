@@ -56,8 +56,6 @@ class HeatSearch:
                 self.in_vain = True
                 break
             seen = cooler
-        if model.has_arrived:
-            return
         setting, kept = yield from self._rise(seen)
         # A model that had hardly learned anything is soon as good again although it is ruined.
         learned = self._gauge.blank_level - model.lowest_level

@@ -74,9 +74,6 @@ class Holding:
         """Train until the model is lost, has over-fitted, has diverged for good, or stands still in spite of all."""
         self._kept, gauge = (yield from self._training.snapshots.take()), self._training.model.gauge
         while not self.ended:
-            if self._training.model.has_arrived and self._parts.schedules and not self._heat.steps:
-                yield from self._hold_the_target()
-                continue
             yield from self.window()
             if is_lost(self.seen.course, gauge.blank_level, gauge.goal(self._training.model.loss)):
                 self.lost, self.ended = True, "nothing was learned"
@@ -133,26 +130,6 @@ class Holding:
         if len(levels) >= 2 and sum(levels[-2:]) / 2 < self.low - _SNAPSHOT_NATS:
             self.low = sum(levels[-2:]) / 2
             yield from self._renew()
-
-    def _hold_the_target(self) -> Steps[None]:
-        """Shed the noise until the job validates: it may do so rarely, and by then a hot model may be a worse one."""
-        training, heat = self._training, self._heat
-        branch, model = training.branch, training.model
-        cool = heat.scaled(self.held, 0.1)
-        why = f"{heat.words(branch.setting)} -> {heat.words(cool)}: the target is reached, until the job validates"
-        yield from branch.change(cool, why)
-        while True:
-            yield from training.toward_validation()
-            if model.validated or model.diverged or model.level > model.gauge.goal(model.loss):
-                break
-            if branch.cluster_changed:
-                yield from self._place()
-                self._follow()
-        if model.diverged:
-            yield from self._step_back()
-            return
-        yield from branch.insist(self.held, f"{heat.words(cool)} -> {heat.words(self.held)}: the job has not found so")
-        self.seen.begin_anew()
 
     def _renew(self) -> Steps[None]:
         yield from self._training.snapshots.drop(self._kept)

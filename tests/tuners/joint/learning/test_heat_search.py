@@ -117,19 +117,6 @@ def test_a_rate_that_seems_to_hurt_is_validated_where_that_takes_little_of_a_win
     assert search._hurts(answers.run(search._validated(seen))) == (share > 1)
 
 
-@pytest.mark.parametrize(("right", "goes_on"), [(0.99, False), (0.5, True)])
-def test_the_search_ends_where_a_validation_tells_that_the_target_is_reached(right, goes_on):
-    """A model with 99 % right, of 93, was trained hotter until it had 76, as the job validates every 100 pushes."""
-    made = of(space=(RATE,), target=replace(job().target, metric="accuracy", value=0.95), evaluate_seconds=0.0)
-    begun = course(made)
-    answers, found = Answers(made, lambda _setting, clocks: [2.0] * clocks), Evaluation(1.0, 0, 2.0, right)
-    turns = answers.answer
-    answers.answer = lambda action: found if isinstance(action, Evaluate) else turns(action)
-    answers.run(begun.find_heat(begun.heat))
-    assert begun.training.model.has_arrived is not goes_on
-    assert bool(answers.changes()) is goes_on
-
-
 def test_a_heat_that_is_hardly_cooler_is_not_tried():
     """Of a rate that is held, all that momentum adds to it was gone, but for the last digit."""
     made = of(space=(Real("momentum", 0.0, 0.95),), start=replace(job().start, learning_rate=0.1, momentum=0.9))

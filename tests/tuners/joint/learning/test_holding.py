@@ -10,7 +10,6 @@ from tests.support.toy import job
 from tests.tuners.joint.answers import RATE, Answers, course, flat, of
 from tuners.actions import Evaluate, Evaluation, Reconfigure, Run
 from tuners.joint.job.steps import JobOver
-from tuners.joint.job.training import Training
 from tuners.joint.learning.heat import stress
 from tuners.joint.learning.holding import Holding, RuleParts
 from tuners.joint.models.learning_model import (
@@ -19,7 +18,6 @@ from tuners.joint.models.learning_model import (
     likely_seconds,
     seconds_left,
 )
-from tuners.joint.models.system_model import SystemModel
 from tuners.joint.tuner import JointCourse
 
 
@@ -82,42 +80,6 @@ def test_the_heat_that_is_held_follows_the_job_to_other_machines():
     assert holding.held.workers == moved.workers
     # One worker less of three, and a gradient is less old: the rate may be higher.
     assert holding.held.learning_rate == pytest.approx(made.start.learning_rate * 3 / 2)
-
-
-@pytest.mark.parametrize(("found", "holds"), [(0.05, True), (0.2, False)])
-def test_a_target_that_is_reached_is_held_until_the_job_validates(found, holds):
-    """A model with 94 % right was trained on as hot as before, and had 34 % when the job looked, which it does rarely."""
-    made = of(space=(RATE,), start=replace(job().start, momentum=0.0))
-    begun, answers = course(made), Answers(made, flat)
-    training, held = begun.training, made.start.learning_rate
-    training.model.check_clocks, training.model.pushes = 1000, 300
-    answers.show(after=(0.5, None), evaluated=found)
-    holding = Holding(training, begun.heat, RuleParts(), begun.placing.place)
-    answers.run(holding.window())
-    assert training.model.has_arrived == holds
-    asked, answer = len(answers.asked), answers.answer
-
-    def validating(action):
-        made = answer(action)
-        due = isinstance(action, Run) and training.model.pushes + action.clocks == 1000
-        return replace(made, evaluations=(Evaluation(made.end_seconds, 1000, 0.2, math.nan),)) if due else made
-
-    answers.answer = validating
-    answers.run(holding._hold_the_target())
-    assert [s.learning_rate for s in answers.changes()] == pytest.approx([held / 10, held])
-    assert training.model.pushes == 1000
-    runs = [a.clocks for a in answers.asked[asked:] if isinstance(a, Run)]
-    assert len(runs) > 1  # machines may come and go meanwhile
-
-
-def test_a_target_that_is_reached_is_not_evaluated_again_while_the_job_may_validate_at_any_time():
-    """Evaluations of 9 s followed windows of 15 s for 300 s, as it was not known after how many pushes the job validates."""
-    made = of(space=(RATE,), start=replace(job().start, momentum=0.0), evaluate_seconds=0.0)
-    training, answers = Training(made, SystemModel(made)), Answers(made, flat)
-    training.model.gauge.begin(1.0)
-    for _ in range(3):
-        answers.run(training.toward_validation())
-    assert [type(a) for a in answers.asked] == [Run] * 3
 
 
 def show(holding, levels):
