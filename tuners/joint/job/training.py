@@ -158,6 +158,15 @@ class Training:
             self.branch.seconds = found.seconds
             self.model.take_evaluated(found)
 
+    def level_of(self, kept: Snapshot) -> Steps[float]:
+        """The level of a snapshot, measured; as it was noted where the job cannot be evaluated."""
+        with suppress(Rejected):
+            found = yield from Evaluate(kept.branch)
+            self.branch.seconds = self.seconds + self.job.evaluate_seconds
+            self.model.gauge.see(found.loss, found.accuracy)
+            return self.model.gauge.level(found.loss, found.accuracy)
+        return kept.level
+
     def evaluate_untrained(self) -> Steps[None]:
         """Measure the level of the untrained model, if it was kept or is still the present one."""
         first = self.snapshots.first

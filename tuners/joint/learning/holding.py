@@ -79,7 +79,7 @@ class Holding:
                 self.lost, self.ended = True, "nothing was learned"
             elif over_fitted(self._losses, self.seen.course, self._training.model.minibatches.mean):
                 self.ended = "the model has learned its samples by heart"
-            elif self._is_too_hot():
+            elif self._is_too_hot() and (yield from self._has_lost_much()):
                 yield from self._step_back()
             else:
                 yield from self._keep()
@@ -123,6 +123,16 @@ class Holding:
     def _is_coolest(self) -> bool:
         """Whether nothing is cooler than the present heat."""
         return not self._heat.of(self._heat.scaled(self.held, 0.5)) < self._heat.of(self.held)
+
+    def _has_lost_much(self) -> Steps[bool]:
+        """Whether the model is really worse than the snapshot, which is evaluated where half the heat has not helped.
+
+        What was validated may have been an earlier model than the one that was kept.
+        """
+        if not self._has_returned or self._kept is None or self._training.model.diverged:
+            return True
+        self.low, self._has_returned = (yield from self._training.level_of(self._kept)), False
+        return self._is_too_hot()
 
     def _keep(self) -> Steps[None]:
         """Renew the snapshot where the model is clearly better."""

@@ -128,6 +128,23 @@ def test_a_heat_that_was_too_hot_has_not_served():
     assert holding.top.learning_rate == pytest.approx(before / 2)
 
 
+@pytest.mark.parametrize(("kept", "has_lost"), [(0.36, False), (0.13, True)])
+def test_a_snapshot_is_evaluated_before_the_heat_is_halved_once_more(kept, has_lost):
+    """The snapshot was worse than the model that had been validated before it, so `learning` 13 went back to it until its
+    rate was 1,000 times too low."""
+    holding, answers = holding_of([-2.0, -2.0, -1.0, -1.0])
+    answer = answers.answer
+    answers.answer = lambda a: Evaluation(answers.now, 0, kept, math.nan) if isinstance(a, Evaluate) else answer(a)
+    holding._kept = answers.run(holding._training.snapshots.take())
+    assert holding._is_too_hot()
+    assert answers.run(holding._has_lost_much())  # the first time it is believed
+    assert not any(isinstance(a, Evaluate) for a in answers.asked)
+    holding._has_returned = True
+    assert answers.run(holding._has_lost_much()) is has_lost
+    assert answers.asked[-1] == Evaluate(holding._kept.branch)
+    assert holding._is_too_hot() is has_lost
+
+
 @pytest.mark.parametrize("cooled", [1.0, 0.6])
 def test_where_no_drift_is_left_the_job_goes_on_as_hot_as_it_ever_served_after_cooling(cooled):
     holding, answers = holding_of([0.0] * 4)
