@@ -183,14 +183,17 @@ def over_fitted(losses: Sequence[float], levels: Sequence[float], training_loss:
 
 
 def is_lost(levels: Sequence[float], blank: float, goal: float) -> bool:
-    """Whether a model is hardly better than `blank` after many `levels`, and has no drift that could make it so.
+    """Whether a model is hardly better than `blank` in the mean of the newest of many `levels`, and has no drift that could
+    make it so.
 
     A dead model that gives every class its frequency is a little better than one that gives all of them the same, and
     stays so for good.
     """
-    if len(levels) < _LOST or not min(levels) > blank - max(HELPED_NATS, _LITTLE * (blank - goal)):
+    newest = levels[-_LOST:]
+    if len(newest) < _LOST or not math.isfinite(blank):
         return False
-    return math.isfinite(blank) and not (falls(levels) or falls(levels[-_LOST:]))
+    little = max(HELPED_NATS, _LITTLE * (blank - goal))
+    return sum(newest) / _LOST > blank - little and not (falls(levels) or falls(newest))
 
 
 def is_unlearned(level: float, before: float, blank: float) -> bool:

@@ -45,6 +45,14 @@ def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
     assert is_lost([1.0 - drift * i for i in range(10)], blank=1.0, goal=-2.0) is lost
 
 
+def test_a_model_that_is_right_by_chance_once_is_lost():
+    """One validation of 17 had an accuracy of 0.27 in place of 0.1, so `learning` 72 held its rate, and missed its target."""
+    levels = [0.02, 0.04, 0.03, 0.02, -0.15, 0.03, 0.04, 0.03, 0.04, 0.03]
+    assert is_lost(levels, blank=0.11, goal=-1.8)
+    assert not is_lost([level - 0.3 for level in levels], blank=0.11, goal=-1.8)
+    assert not is_lost(levels[1:], blank=0.11, goal=-1.8)
+
+
 def test_a_dead_model_that_gives_every_class_its_frequency_is_lost():
     """It was a little better than the untrained one, so the job held it until the end of its budget."""
     gauge = Gauge(replace(job().target, metric="loss", value=0.1))
