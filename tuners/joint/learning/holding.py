@@ -244,8 +244,8 @@ class Holding:
             yield from training.branch.insist(self.held, why)
 
     def _cool(self, level: float, goal: float, why: str, *, stop: bool) -> Steps[None]:
-        """Shed the noise, then go on as hot as before; as hot as it ever served where no drift was left. End where that was
-        so before, and nothing has been better for long."""
+        """Shed the noise, then go on as hot as before. Where no drift was left, go on as hot as it ever served, or half as hot
+        where noise has hidden much; end where that was so before, and nothing has been better for long."""
         training = self._training
         coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest
@@ -256,7 +256,10 @@ class Holding:
         if self._stops >= 2 and training.seconds > 1.2 * self._best_at:
             self.ended = "it stands still in spite of all"
             return
-        if stop:
+        if stop and shed > training.model.gauge.hurt:
+            self.held = self.top = self._heat.scaled(self.held, 0.5)
+            why = "so much noise hides what half the heat would still learn"
+        elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, why = self.top, "the drift had stopped"
         elif shed < _SNAPSHOT_NATS:

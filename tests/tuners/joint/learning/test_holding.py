@@ -145,15 +145,17 @@ def test_a_snapshot_is_evaluated_before_the_heat_is_halved_once_more(kept, has_l
     assert holding._is_too_hot() is has_lost
 
 
-@pytest.mark.parametrize("cooled", [1.0, 0.6])
-def test_where_no_drift_is_left_the_job_goes_on_as_hot_as_it_ever_served_after_cooling(cooled):
+@pytest.mark.parametrize(("cooled", "share"), [(1.0, 1.0), (0.95, 1.0), (0.6, 0.5)])
+def test_where_no_drift_is_left_the_job_goes_on_as_hot_as_it_ever_served_or_half_as_hot_after_much_noise(cooled, share):
+    """`mixed` 71 shed 1.1 nats, and went back to the heat whose noise had hidden them, twice."""
     holding, answers = holding_of([0.0] * 4)
-    answer = answers.answer
+    answer, before = answers.answer, holding.held.learning_rate
     answers.answer = lambda a: Evaluation(answers.now, 0, cooled, math.nan) if isinstance(a, Evaluate) else answer(a)
     holding._kept = answers.run(holding._training.snapshots.take())
     answers.run(holding._cool(0.0, -9.0, "no drift is left", stop=True))
     assert not holding.ended
     assert holding.held == holding.top == holding._training.branch.setting
+    assert holding.held.learning_rate == pytest.approx(share * before)
 
 
 @pytest.mark.parametrize(
