@@ -244,8 +244,8 @@ class Holding:
             yield from training.branch.insist(self.held, why)
 
     def _cool(self, level: float, goal: float, why: str, *, stop: bool) -> Steps[None]:
-        """Shed the noise, then go on as hot as before. Where no drift was left, go on as hot as it ever served, or half as hot
-        where noise has hidden much; end where that was so before, and nothing has been better for long."""
+        """Shed the noise, then go on as hot as before. Where no drift was left, go on as hot as it ever served, or half as
+        hot where noise has hidden much; end where that was so before, and nothing has been better for long."""
         training = self._training
         coolest = yield from self._shed(self.held, why, goal)
         shed = level - coolest

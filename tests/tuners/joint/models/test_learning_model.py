@@ -46,7 +46,7 @@ def test_a_model_with_little_progress_is_lost_only_without_drift(drift, lost):
 
 
 def test_a_model_that_is_right_by_chance_once_is_lost():
-    """One validation of 17 had an accuracy of 0.27 in place of 0.1, so `learning` 72 held its rate, and missed its target."""
+    """One validation of 17 had an accuracy of 0.27 in place of 0.1: `learning` 72 held its rate, and missed its target."""
     levels = [0.02, 0.04, 0.03, 0.02, -0.15, 0.03, 0.04, 0.03, 0.04, 0.03]
     assert is_lost(levels, blank=0.11, goal=-1.8)
     assert not is_lost([level - 0.3 for level in levels], blank=0.11, goal=-1.8)
