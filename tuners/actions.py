@@ -396,6 +396,9 @@ class Reconfigure(Action[Cost]):
 class Fork(Action[int]):
     """Copy `branch` (parameters, optimizer slots, worker state, data cursor) to a new branch; the answer is its number.
 
+    The new branch gets other roles by a checkpoint and a restart. Where the job offers a cheaper method, fork without a
+    setting, and give that method to a `Reconfigure` of the new branch.
+
     The system refuses (`Rejected`) where the servers have too little memory. Raises TypeError for a `setting` that is none.
     """
 

@@ -71,6 +71,21 @@ def test_a_reconfiguration_with_steps_switches_branches_and_one_in_place_does_no
     assert gap(simulated, clocks=5, branch=child) == 0.0
 
 
+def test_a_fork_gets_other_roles_by_a_checkpoint_or_by_the_method_of_a_reconfiguration_of_its_own():
+    other, seconds = replace(WORKS, workers=("a", "b"), servers=("c", "d", "e")), []
+    for setting in (other, None):
+        simulated = timing_only(knobs=KNOBS)
+        simulated.perform(Run(clocks=10))
+        before = simulated.now
+        child = simulated.perform(Fork(0, setting))
+        if setting is None:
+            assert "sweep" in " ".join(simulated.perform(Reconfigure(other, method="relocate", branch=child)).steps)
+        seconds.append(simulated.now - before)
+        assert simulated.perform(Run(clocks=5, branch=child)).setting == other
+        assert simulated.perform(Run(clocks=5)).setting == WORKS
+    assert seconds[1] < seconds[0] / 2
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_servers_refuse_a_branch_that_they_have_no_memory_for(optimizer):
     size = {"sgd": 100, "momentum": 200, "adam": 300}[optimizer]
