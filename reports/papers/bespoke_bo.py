@@ -1,12 +1,13 @@
 """The bespoke optimiser's results beside the figures that its paper publishes. A program that prints Markdown:
 
-    python -m reports.papers.bespoke_bo optimum|table|convergence [--nics middle] [--nets ...] [--settings c] [--tuners ...]
+    python -m reports.papers.bespoke_bo optimum|table|convergence|drawn [--nics middle] [--nets ...] [--settings c] ...
 
 `optimum`: the best schedule of each of the 36 experiments, which no tuner knows (`reports.papers.bespoke_optimum`). `table`:
 Fig. 1, the time per input of uniform devices, of uniform GPUs and of the schedule that a tuner finds in ten evaluations,
 over the best of the sub-graph; and the tuner's distance from the optimum. `convergence`: Fig. 2, setting C and SpeechNet
 with a batch of 2^16, three runs of each tuner. Both tables have a row for either model of communication: ours, in which
 workers that have the model early compute early, and the paper's, `as_printed`. All evaluations are made, as in the paper.
+`drawn`: what each model ends with, over the optimum, on clusters of the paper's machines that the paper does not have.
 
 The paper gives no speeds of network interfaces (NICs). Each of three assumptions has its own speeds of GPU and CPU, fitted
 so that uniform GPUs take 9.82 s and the best schedule 4.31 s in the experiment of Fig. 2. That is a description, not a
@@ -25,10 +26,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from matplotlib.figure import Figure
 
 from harness.drive import drive
-from harness.scenario import Scenario, scenario
+from harness.scenario import Scenario, building, scenario
 from reports.papers.bespoke_optimum import iteration_seconds, optimum
 from simulators.cluster.profiles import NodeType
 from simulators.workloads.catalogue import workload
@@ -45,6 +47,7 @@ __all__ = [
     "Experiment",
     "best",
     "chosen",
+    "drawn_case",
     "evaluated",
     "main",
     "uniform",
@@ -52,6 +55,7 @@ __all__ = [
 
 NETS = {"googlenet": range(6, 10), "alexnet": range(8, 12), "speechnet": range(13, 17)}  # Table 2: log2 of the batches
 _TYPES = ("g2.2xlarge", "c4.2xlarge", "c4.4xlarge", "c4.8xlarge")
+_SETTINGS = ("a", "b", "c")
 _PEAKS = 20.8 / 46  # peak of a hyperthread of g2 over that of c4
 
 _OURS = ("bespoke_bo[stop_early=false]", 10)
@@ -79,9 +83,9 @@ ASSUMPTIONS = {
 
 
 class Experiment(NamedTuple):
-    """One of the paper's 36 experiments, under an assumption about NICs."""
+    """One of the paper's 36 experiments, or one on another cluster of its machines, under an assumption about NICs."""
 
-    setting: str  # a | b | c
+    setting: str  # a | b | c, or numbers of machines of each type, as "2-0-3-1"
     net: str
     log2: int  # of the batch
     nics: str = "middle"
@@ -94,7 +98,14 @@ class Experiment(NamedTuple):
     @property
     def scenario(self) -> Scenario:
         """The arena of the experiment, with the assumed speeds."""
-        found = scenario.load(f"boat-{self.setting}-{self.net}[global_batch_size={self.batch}]")
+        like = self.setting if self.setting in _SETTINGS else "c"
+        found = scenario.load(f"boat-{like}-{self.net}[global_batch_size={self.batch}]")
+        if like != self.setting:
+            counts = dict(zip("gsmb", map(int, self.setting.split("-")), strict=True))
+            kinds = [(kind, *of) for kind, of in zip(_TYPES, counts.items(), strict=True) if of[1]]
+            groups = [{"type": kind, "count": count, "prefix": prefix} for kind, prefix, count in kinds]
+            names = [f"{prefix}{i}" for prefix, count in counts.items() for i in range(count)]
+            found = building.scenario(found, cluster={"nodes": groups}, start={"workers": names, "servers": names})
         nodes = tuple((name, _assumed(kind, ASSUMPTIONS[self.nics])) for name, kind in found.cluster.nodes)
         return replace(found, cluster=replace(found.cluster, nodes=nodes))
 
@@ -114,6 +125,17 @@ def _assumed(kind: NodeType, given: Assumption) -> NodeType:
 def _experiments(settings: Sequence[str], nets: Sequence[str], nics: str) -> list[Experiment]:
     """The experiments of some settings and networks."""
     return [Experiment(s, net, log2, nics) for s in settings for net in nets for log2 in NETS[net]]
+
+
+def drawn_case(number: int, nics: str = "middle") -> Experiment:
+    """An experiment that the paper does not have, drawn: 4 to 10 machines of two types or more, a network, and a batch."""
+    rng = np.random.default_rng(number)
+    while True:
+        counts = rng.integers(0, 5, size=len(_TYPES))
+        net = str(rng.choice(list(NETS)))
+        log2 = int(rng.choice(NETS[net]))
+        if 4 <= counts.sum() <= 10 and (counts > 0).sum() > 1:
+            return Experiment("-".join(map(str, counts)), net, log2, nics)
 
 
 @cache
@@ -214,6 +236,26 @@ def _table_lines(options: argparse.Namespace) -> Iterator[str]:
         yield f"\n{nics}, {tuner}: within 10 % of the optimum in {within} of {len(found)}; median {median:.3f}"
 
 
+def _drawn_lines(options: argparse.Namespace) -> Iterator[str]:
+    """Seconds of the chosen schedule over the optimum's, without noise, on clusters that are drawn; a column per tuner."""
+    yield f"| NICs | cluster ({', '.join(_TYPES)}), network, batch | {' | '.join(options.tuner)} |"
+    yield "|---|---|" + "---|" * len(options.tuner)
+    for nics in options.nics:
+        over: list[list[float]] = []
+        for number in range(options.clusters):
+            case = drawn_case(number, nics)
+            ends = [chosen(evaluated(case, tuner, options.evaluations, options.seed)).seconds for tuner in options.tuner]
+            over.append([end / case.seconds(best(case)) for end in ends])
+            shown = " | ".join(f"{x:.3f}" for x in over[-1])
+            yield f"| {nics} | {case.setting}, {case.net}, 2^{case.log2} | {shown} |"
+        for name, of in (
+            ("median", np.median),
+            ("geometric mean", lambda x, axis: np.exp(np.mean(np.log(x), axis))),
+            ("largest", np.max),
+        ):
+            yield f"| {nics} | {name} | {' | '.join(f'{x:.3f}' for x in of(np.array(over), axis=0))} |"
+
+
 def _subgraph(four: Sequence[Experiment], tuner: str, options: argparse.Namespace, over: list[float]) -> Iterator[str]:
     """One sub-graph of Fig. 1: the four batches of a network in a setting, over the least time per input among them."""
     started = [time.perf_counter()]
@@ -282,11 +324,14 @@ def _short(tuner: str) -> str:
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("optimum", "table", "convergence"))
+    parser.add_argument("what", choices=("optimum", "table", "convergence", "drawn"))
     parser.add_argument("--nics", nargs="+", default=["middle"], choices=tuple(ASSUMPTIONS))
     parser.add_argument("--nets", nargs="+", default=list(NETS), choices=tuple(NETS))
-    parser.add_argument("--settings", nargs="+", default=["a", "b", "c"], choices=("a", "b", "c"))
-    parser.add_argument("--tuner", nargs="+", default=[_OURS[0], _AS_PRINTED[0]], help="tuners of the table")
+    parser.add_argument("--settings", nargs="+", default=list(_SETTINGS), choices=_SETTINGS)
+    parser.add_argument(
+        "--tuner", nargs="+", default=[_OURS[0], _AS_PRINTED[0]], help="tuners of the table, and on drawn clusters"
+    )
+    parser.add_argument("--clusters", type=int, default=12, metavar="N", help="how many are drawn (default: 12)")
     parser.add_argument("--evaluations", type=int, default=_OURS[1])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tuners", nargs="+", default=[name for name, _ in _ALL], help="tuners of the convergence")
@@ -296,7 +341,8 @@ def main() -> None:
     options = parser.parse_args()
     counts = dict(_ALL)
     options.tuners = [(name, counts.get(name, 10 if "bespoke" in name else 30)) for name in options.tuners]
-    lines = {"optimum": _optimum_lines, "table": _table_lines, "convergence": _convergence_lines}[options.what]
+    of = {"optimum": _optimum_lines, "table": _table_lines, "convergence": _convergence_lines, "drawn": _drawn_lines}
+    lines = of[options.what]
     for line in lines(options):
         print(line, flush=True)  # noqa: T201
 

@@ -22,7 +22,7 @@ from simulators.engine.inputs import compute_times
 from simulators.workloads.workload import Demand
 from tuners.settings import Setting
 
-__all__ = ["balanced", "event_by_event", "iteration_seconds", "optimum", "placements", "schedule"]
+__all__ = ["balanced", "iteration_seconds", "optimum", "placements", "push_ends", "schedule"]
 
 _Floats = NDArray[np.float64]
 
@@ -32,9 +32,14 @@ _Floats = NDArray[np.float64]
 
 def iteration_seconds(cluster: Cluster, demand: Demand, setting: Setting) -> float:
     """Seconds of one iteration under a setting, without noise."""
+    return float(np.nanmax(_push_ends(cluster, demand, setting)))
+
+
+def _push_ends(cluster: Cluster, demand: Demand, setting: Setting) -> _Floats:
+    """When each node's push ends in an iteration under a setting, without noise, seconds [k]; nan: not a worker."""
     seconds = {w: t for w, (t, _) in compute_times(cluster.nodes, demand, setting).items()}
     compute = np.array([seconds.get(n, np.nan) for n, _ in cluster.nodes])
-    return event_by_event(cluster, setting, demand.model_bytes, compute)
+    return push_ends(cluster, setting, demand.model_bytes, compute)
 
 
 def _usage(cluster: Cluster, shares: dict[str, float]) -> tuple[_Floats, _Floats]:
@@ -48,14 +53,15 @@ def _usage(cluster: Cluster, shares: dict[str, float]) -> tuple[_Floats, _Floats
     return np.block([[served, own], [own, served]]), np.concatenate([nics, nics])
 
 
-def event_by_event(cluster: Cluster, setting: Setting, model_bytes: float, compute: _Floats) -> float:
-    """Seconds until the last push ends, by events, from the compute seconds of each node [k]; nan: not a worker."""
+def push_ends(cluster: Cluster, setting: Setting, model_bytes: float, compute: _Floats) -> _Floats:
+    """Seconds until each node's push ends, by events, from the compute seconds of each node, [k]; nan: not a worker."""
     usage, capacity = _usage(cluster, dict(zip(setting.servers, setting.shares()[1], strict=True)))
     k, now = len(compute), 0.0
     works = ~np.isnan(compute)
     bytes_left = np.full(2 * k, model_bytes)
     flying = np.concatenate([works, np.zeros(k, bool)])
     due = np.full(k, np.inf)  # when each worker that computes has finished
+    ended = np.full(k, np.nan)
     while flying.any() or np.isfinite(due).any():
         rates = _maxmin(usage, capacity, flying)
         ends = np.where(flying, bytes_left / np.where(flying, rates, 1.0), np.inf)
@@ -63,10 +69,11 @@ def event_by_event(cluster: Cluster, setting: Setting, model_bytes: float, compu
         now += step
         bytes_left = np.where(flying, bytes_left - rates * step, bytes_left)
         done = flying & (ends <= step * (1 + 1e-12))
+        ended[done[k:]] = now
         computed = due <= now
         flying = (flying & ~done) | np.concatenate([np.zeros(k, bool), computed])
         due = np.where(done[:k], now + compute, np.where(computed, np.inf, due))
-    return float(now)
+    return ended
 
 
 def _maxmin(usage: _Floats, capacity: _Floats, flying: NDArray[np.bool_]) -> _Floats:
@@ -266,26 +273,35 @@ def _refined(cluster: Cluster, demand: Demand, setting: Setting) -> tuple[Settin
     """The setting with loads moved between devices while that shortens an iteration; and its seconds.
 
     Rounding may have given the wrong device a sample too many. Also, ending together is not quite optimal: pushes that meet
-    at a server slow each other down, and an early push avoids that.
+    at a server slow each other down, and an early push avoids that. Where several machines end last, each of them has to
+    lose samples before the iteration is shorter: so of equal iterations, that is better in which fewer end so late.
     """
     batch = sum(map(sum, setting.loads))
     least = max(1, batch // 4096)
-    best, step = iteration_seconds(cluster, demand, setting), max(least, batch // 64)
+    unit = 1e-6 * iteration_seconds(cluster, demand, setting)
+
+    def lateness(under: Setting) -> tuple[float, ...]:
+        """When pushes end, the last one first, in units that rounding does not change."""
+        ends = _push_ends(cluster, demand, under)
+        return tuple(np.sort(np.rint(ends[~np.isnan(ends)] / unit))[::-1])
+
+    best, step = lateness(setting), max(least, batch // 64)
     while step >= least:
-        better = min(_neighbours(cluster, demand, setting, step), key=lambda found: found[1], default=(setting, best))
-        if better[1] < best * (1 - 1e-6):
-            setting, best = better
+        better = min(
+            ((lateness(s), s) for s in _neighbours(setting, step)), key=lambda found: found[0], default=(best, setting)
+        )
+        if better[0] < best:
+            best, setting = better
         else:
             step //= 2
-    return setting, best
+    return setting, iteration_seconds(cluster, demand, setting)
 
 
-def _neighbours(cluster: Cluster, demand: Demand, setting: Setting, step: int) -> Iterator[tuple[Setting, float]]:
-    """Settings with `step` samples moved from one working device to another, and their seconds. Every worker keeps some."""
+def _neighbours(setting: Setting, step: int) -> Iterator[Setting]:
+    """Settings with `step` samples moved from one working device to another. Every worker keeps some."""
     slots = [(i, d) for i, row in enumerate(setting.loads) for d, samples in enumerate(row) if samples]
     for (i, d), (j, e) in itertools.permutations(slots, 2):
         rows = [list(row) for row in setting.loads]
         rows[i][d], rows[j][e] = rows[i][d] - step, rows[j][e] + step
         if rows[i][d] >= 0 and any(rows[i]):
-            moved = replace(setting, loads=tuple(map(tuple, rows)))
-            yield moved, iteration_seconds(cluster, demand, moved)
+            yield replace(setting, loads=tuple(map(tuple, rows)))

@@ -286,6 +286,9 @@ def lacking(given: Mapping[str, Constants], rows: Sequence[Row] = ()) -> dict[st
         parts["snapshots of the servers"] = lambda c: replace(c, snapshots=False)
     made = {part: Lack({job: without(c) for job, c in given.items()}) for part, without in parts.items()}
     found = {part: less for part, less in made.items() if less.given != dict(given)}
+    if any(r.delays for r in rows):
+        undelayed = {job: replace(c, delay_messages=0.0) for job, c in given.items()}
+        found["delays of links"] = Lack(undelayed, ("delay_messages",))  # fitted, where runs with and without tell it
     return found | {
         "updates at the servers": Lack(given, ("apply_seconds", "apply_exponent")),
         "messages of a coordinator": Lack(given, ("commit_seconds",)),

@@ -284,6 +284,19 @@ def test_only_parts_of_the_physics_that_are_on_can_be_left_out():
     sent = lacking({"toy": Constants()}, [row(2, 1, snapshot_clocks=20)])
     assert list(sent) == ["snapshots of the servers", *always]
     assert not sent["snapshots of the servers"].given["toy"].snapshots
+    delayed = lacking({"toy": Constants()}, [row(2, 1, delays=(0.1, 0.0, 0.0))])
+    assert list(delayed) == ["delays of links", *always]
+
+
+def test_without_delays_of_links_a_fit_predicts_none():
+    """The constant is fitted, so that it has to stay 0 as well as begin there."""
+    rows = [row(2, 1, 8, seconds=s, delays=d) for s, d in ((0.1, ()), (0.4, (0.1, 0.1, 0.0)))]
+    rows += [row(2, 1, 32, seconds=s, delays=d) for s, d in ((0.2, ()), (0.5, (0.1, 0.1, 0.0)))]
+    given = {"toy": Constants(cores=1)}
+    less = lacking(given, rows)["delays of links"]
+    whole, without = fit_all(rows, given, engine=False), fit_all(rows, less.given, without=less.without, engine=False)
+    assert whole["toy"].constants.delay_messages > 1
+    assert without["toy"].constants.delay_messages == 0
 
 
 @pytest.mark.slow
