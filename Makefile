@@ -56,12 +56,11 @@ test: setup ## every check, and every test but those that take long
 
 check: lint types
 
-# With two processes more than JOBS, because tests of live jobs wait for real time: 5 to 12 % faster than with one more, and
-# than with three. mypy runs beside them.
+# With one process more than JOBS, because tests of live jobs wait for real time. mypy runs beside them.
 # To rewrite assertions so that they show values takes each process half of its time to begin. Only tests that have failed
 # need it: these run again, and have failed nevertheless.
 suite: setup
-	@$(BIN)/python -m pytest -n $$(($(JOBS) + 2)) --dist worksteal --assert plain --durations 30 --durations-min 2 --quick-code -q $(ARGS) || \
+	@$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal --assert plain --durations 30 --durations-min 2 --quick-code -q $(ARGS) || \
 		{ echo 'The same again for tests that failed, one after another, with the values of assertions:'; \
 		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none --quick-code -q; exit 1; }
 
