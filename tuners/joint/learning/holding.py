@@ -258,7 +258,7 @@ class Holding:
             return
         if stop and shed > training.model.gauge.hurt:
             self.held = self.top = self._heat.scaled(self.held, 0.5)
-            why = "so much noise hides what half the heat would still learn"
+            why = "noise has hidden so much that half the heat may learn more"
         elif stop:
             # As hot as it was: noise leads out of a minimum that does not generalise.
             self.held, why = self.top, "the drift had stopped"
