@@ -10,16 +10,23 @@ from harness.live.driver.system import LiveSystem
 from harness.live.worker.spec import Spec
 from harness.scenario import load
 from harness.score import score
-from tests.live.support.pretend import PretendProcesses
+from tests.live.support.pretend import PretendProcesses, end_budget
 from tuners.actions import Cost, Evaluate, Fork, Free, Reconfigure, Rejected, Run
 
 NEVER = 1e6  # seconds
+SOON = 0.3
 SERVERS = ("server/n3", "server/n4")
 
 
-def ending(seconds, value=1e-200):
-    """A job with this budget, and a target that it does not reach, or does."""
-    return Spec.of(load(f'live-digits[metric="loss",value={value},seconds={seconds}]'), 0)
+def ending(value=1e-200):
+    """A job with a target that it does not reach, or does, and a budget that only `end_budget` ends."""
+    return Spec.of(load(f'live-digits[metric="loss",value={value},seconds=1000]'), 0)
+
+
+def wait_for_start(processes):
+    """Wait until the driver has asked for new processes."""
+    while not processes.coming:
+        time.sleep(0.01)
 
 
 def costs(played):
@@ -47,13 +54,18 @@ def let_join(live, processes):
 @pytest.mark.parametrize("wait", [True, False], ids=["the tuner waits", "the tuner goes on"])
 @pytest.mark.parametrize("method", ["migrate", "relocate", "checkpoint"])
 def test_a_change_in_progress_when_the_budget_ends_is_overhead(method, wait):
-    spec, kept = ending(1.5), []
+    spec, kept = ending(), []
     processes = PretendProcesses(spec.job)
 
     def changes(job):
-        yield from Run(clocks=1)  # not for a time: on a busy machine the budget could end with it
+        yield from Run(clocks=1)
         processes.join_seconds = NEVER
+        if wait:
+            processes.started = lambda: end_budget(job, live.now + SOON)
         yield from Reconfigure(job.space.setting({"worker_count": 4}), method=method, wait=wait)
+        if not wait:
+            wait_for_start(processes)
+            end_budget(job, live.now + SOON)
 
     with LiveSystem(spec, processes, keep=kept.append) as live:
         played = play(changes, live)
@@ -69,7 +81,7 @@ def test_a_change_in_progress_when_the_budget_ends_is_overhead(method, wait):
 
 
 def test_a_recovery_is_told_with_its_cost():
-    spec = ending(1000.0)
+    spec = ending()
     processes = PretendProcesses(spec.job, join_seconds=0.03, move_seconds=0.02)
     with LiveSystem(spec, processes) as live:
         for name, steps in (("server/n4", ("detect", "restore")), ("worker/n1", ("detect",))):
@@ -87,13 +99,15 @@ def test_a_recovery_is_told_with_its_cost():
 
 
 def test_a_recovery_in_progress_when_the_budget_ends_is_overhead():
-    spec = ending(1.0)
+    spec = ending()
     processes = PretendProcesses(spec.job)
 
     def loses(job):
-        yield from Run(seconds=0.5)
+        yield from Run(clocks=1)
         processes.join_seconds = NEVER
         processes.kill(*SERVERS)
+        wait_for_start(processes)
+        end_budget(job, live.now + SOON)
 
     with LiveSystem(spec, processes) as live:
         played = play(loses, live)
@@ -104,13 +118,14 @@ def test_a_recovery_in_progress_when_the_budget_ends_is_overhead():
 
 @pytest.mark.parametrize("action", [Reconfigure, Fork, Free, Evaluate])
 def test_no_action_waits_beyond_the_budget_for_what_is_lost(action):
-    spec = ending(1.0)
+    spec = ending()
     processes = PretendProcesses(spec.job)
     with LiveSystem(spec, processes) as live:
         child = live.perform(Fork(0))
         processes.join_seconds = NEVER
         processes.answers.evaluate = lambda _: 10**9  # never answered
         lose(live, processes, *SERVERS)
+        end_budget(live.job, live.now + SOON)
         setting = live.job.space.setting({"worker_count": 4})
         wanted = {Reconfigure: Reconfigure(setting), Fork: Fork(0), Free: Free(child), Evaluate: Evaluate()}[action]
         with pytest.raises(Rejected, match="the budget ended"):
@@ -119,7 +134,7 @@ def test_no_action_waits_beyond_the_budget_for_what_is_lost(action):
 
 def test_a_last_checkpoint_does_not_wait_for_ever_for_nodes(monkeypatch):
     monkeypatch.setattr(control, "REPAIR_SECONDS", 0.1)
-    spec = ending(1000.0)
+    spec = ending()
     processes = PretendProcesses(spec.job)
     with LiveSystem(spec, processes) as live:
         live.perform(Run(clocks=5))
@@ -131,15 +146,17 @@ def test_a_last_checkpoint_does_not_wait_for_ever_for_nodes(monkeypatch):
 
 @pytest.mark.parametrize("end", ["target", "budget"])
 def test_what_a_job_does_while_its_tuner_thinks_is_told(end):
-    spec = ending(1000.0, value=0.2) if end == "target" else ending(1.0)
+    spec = ending(value=0.2) if end == "target" else ending()
 
     def thinks(_):
         yield from Run(clocks=5)
+        if end == "budget":
+            end_budget(spec.job, live.now + SOON)
         while live.status == "running" and live.now < spec.job.budget_seconds:
             time.sleep(0.01)
         yield from Run(clocks=5)
 
-    with LiveSystem(spec, PretendProcesses(spec.job, learning=0.05)) as live:
+    with LiveSystem(spec, PretendProcesses(spec.job, learning=0.2)) as live:
         played = play(thinks, live)
         row = score(played, scenario="s", tuner="t", seed=0).score
         assert played.outcome.status == end

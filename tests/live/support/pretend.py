@@ -57,6 +57,7 @@ class PretendProcesses:
         self.transfers = {}
         self.slowdowns = []  # that the driver has asked for
         self.stuck = ()  # processes that are heard, and for which training waits
+        self.started = lambda: None  # is called when the driver has asked for new processes
         self.until = self.moved_at = time.monotonic()
 
     # ------------------------------------------------------------------------------------------------------ as Processes
@@ -70,6 +71,7 @@ class PretendProcesses:
     def start(self, names):
         for name in names:
             self.coming[name] = time.monotonic() + self.join_seconds
+        self.started()
 
     def stop(self, names):
         for name in names:
@@ -266,6 +268,12 @@ class PretendCoordinator:
     def recover(self, servers=(), shares=(), owners=()):
         assert set(servers) <= self.of.members.keys(), "a server is not there"
         self.of.owners, self.of.dead_owners = servers, set()
+
+
+def end_budget(job, at_seconds):
+    """Let the budget of a job end at this time, not when the scenario says; for tests, while no `Run` is in progress.
+    One that has waited for what it is about then passes on a busy machine, where a budget chosen before could end first."""
+    object.__setattr__(job, "budget_seconds", at_seconds)
 
 
 def events(windows):
