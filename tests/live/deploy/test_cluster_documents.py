@@ -27,16 +27,20 @@ def test_the_batch_file_is_a_script():
 
 
 RAY = """#!/bin/bash
-# Stands in for Ray, which ends some seconds after it is asked to.
+# Stands in for Ray, which ends some time after it is asked to: when the test says so.
 case $1 in
 status) echo ' 1 node_a'; echo ' 1 node_b' ;;
-start) trap 'sleep 3; touch "ended-$$"; exit' TERM; touch "started-$$"; while :; do sleep .1; done ;;
+start)
+    trap 'trap "" TERM; touch "ending-$$"; until [[ -e end ]]; do sleep .1; done; touch "ended-$$"; exit' TERM
+    touch "started-$$"
+    while :; do sleep .1; done
+    ;;
 esac
 """
 STANDS_IN = {
     "ray": RAY,
     "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
-    "harness": "#!/bin/bash\ntrap 'sleep 1; exit 143' TERM\ntouch job\nwhile :; do sleep .1; done\n",
+    "harness": "#!/bin/bash\ntrap 'sleep .5; exit 143' TERM\ntouch job\nwhile :; do sleep .1; done\n",
 }
 
 
@@ -52,8 +56,11 @@ def test_the_batch_file_waits_for_the_end_of_ray_and_keeps_the_jobs_status(tmp_p
             assert batch.poll() is None
             time.sleep(0.05)
         batch.send_signal(signal.SIGTERM)
-        time.sleep(2.5)  # the job has ended, and Ray is ending
+        while len(list(tmp_path.glob("ending-*"))) < 2:  # the job has ended, and Ray is ending
+            assert batch.poll() is None
+            time.sleep(0.05)
         batch.send_signal(signal.SIGTERM)
+        (tmp_path / "end").touch()
         assert batch.wait() == 143
     assert (len(list(tmp_path.glob("started-*"))), len(list(tmp_path.glob("ended-*")))) == (2, 2)
 

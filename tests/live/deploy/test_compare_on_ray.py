@@ -40,7 +40,7 @@ def at_work(cluster: Cluster, index: int) -> list[int]:
 
 def nobody_at_work(cluster: Cluster) -> bool:
     """Once those who were stopped have ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(at_work(cluster, i) for i in cluster.nodes) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(at_work(cluster, i) for i in cluster.nodes)

@@ -738,7 +738,7 @@ class Job:
         return found
 
     def nothing_left(self):
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while self.left() and time.monotonic() < until:
             time.sleep(0.1)
         return self.left() == {}

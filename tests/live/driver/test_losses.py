@@ -17,6 +17,7 @@ from harness.live.driver.view import recent_pushes
 from harness.live.processes.client import RemoteCoordinator
 from harness.live.protocol.names import node_of
 from harness.live.server.server import Server
+from harness.live.worker import pulling
 from tests.live.support.ones import ONES, Ones, counted
 from tests.live.support.pretend import PretendProcesses, history
 from tests.live.support.threads import ThreadProcesses, thread_processes
@@ -149,6 +150,7 @@ def test_nodes_without_a_machine_are_named_with_the_way_out(monkeypatch, nodes, 
 
 def test_a_node_that_gets_another_machine_at_once_is_not_said_to_have_none(monkeypatch):
     pretend = PretendProcesses(SPEC.job)
+    monkeypatch.setattr(job_repairs, "MACHINE_SECONDS", 1e6)  # a busy machine could let five seconds pass
     with LiveSystem(SPEC, pretend) as live:
         pretend.nodes -= {"n1"}
         pretend.kill("worker/n1")
@@ -335,7 +337,8 @@ def test_a_server_that_hangs_is_named_and_replaced(processes, monkeypatch):
     goes_on.set()
     monkeypatch.setattr(Server, "_handle", hangs)
     monkeypatch.setattr(ThreadProcesses, "_end", lambda made, names: goes_on.set() or end(made, names))
-    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=4.0)) as live:  # workers ask again after two seconds
+    monkeypatch.setattr(pulling, "_RETRY_SECONDS", 0.3)
+    with LiveSystem(SPEC, processes, limits=Limits(still_seconds=1.5)) as live:  # workers have asked again by then
         live.perform(Run(clocks=20))
         goes_on.clear()
         assert live.perform(Run(clocks=50)).clocks >= 50
@@ -356,7 +359,7 @@ def test_a_resumed_job_has_not_stood_still_since_it_began():
     pretend.answers.begin_from = lambda state, vectors, policies: pretend.answers.begin(SPEC.job.start, policies[0], None)
     pretend.stuck = ("worker/n0",)
     with LiveSystem(SPEC, pretend, late, limits=soon) as live:
-        until_time = live.now + 1.0
+        until_time = live.now + 0.3
         with live.control.news:
             live.control.wait(lambda: live.now > until_time)
         assert live.now > 1000.0

@@ -73,6 +73,10 @@ class PretendProcesses:
             self.coming[name] = time.monotonic() + self.join_seconds
         self.started()
 
+    def come_up(self, seconds=0.0):
+        """Let what is coming join after so long, and at once what starts later."""
+        self.join_seconds, self.coming = 0.0, dict.fromkeys(self.coming, time.monotonic() + seconds)
+
     def stop(self, names):
         for name in names:
             self.members.pop(name, None)

@@ -153,7 +153,7 @@ def test_closing_drops_waiting_messages(ends):
     one.send("other", [b"x" * 10_000_000])
     began = time.monotonic()
     one.close()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60  # it would wait for the other for ever
 
 
 # ------------------------------------------------------------------------------------------------------------------ keys
