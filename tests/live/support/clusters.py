@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -136,8 +137,11 @@ class Cluster:
 
 
 def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that nobody listens on. It is none of those that the kernel gives: a socket of another test that is made before
+    Ray listens could have it then."""
+    while True:
+        with suppress(OSError), socket.create_server(("", random.randrange(20_000, 32_768))) as server:
+            return int(server.getsockname()[1])
 
 
 def loop_network() -> str:
