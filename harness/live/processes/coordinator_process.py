@@ -48,7 +48,8 @@ STARTING_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02  # longest wait of a question while no message comes
-_STALL_SECONDS = 1.0  # a turn that takes longer means that this process was held up, and could hear no other
+_STALL_SECONDS = 1.0  # a turn that takes longer, or a third of the silence that is allowed, means that this process was held
+# up, and could hear no other
 
 _LIST = "peers.msgpack"
 
@@ -65,6 +66,7 @@ class CoordinatorProcess:
     def __init__(self, job: LiveJob, transport: Transport, folder: Path, silent_seconds: float = SILENT_SECONDS) -> None:
         """`silent_seconds`: after which a process that is not heard hangs, or is cut off."""
         self._silent_seconds = silent_seconds
+        self._stall_seconds = min(_STALL_SECONDS, silent_seconds / 3)
         self.client: CoordinatorClient = RemoteCoordinator(self.ask)
         self._questions: queue.SimpleQueue[_Question] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -75,6 +77,7 @@ class CoordinatorProcess:
         generation, _, known = _read(self._list) if self._list.exists() else (0, "", ())
         self._mailbox = Mailbox(COORDINATOR, generation + 1, transport)
         self._heard = {name: time.monotonic() for name, _, _ in known}
+        self._turned = time.monotonic()  # when the loop last listened
         self._registered: dict[str, float] = {}  # when each process was
         self._unheard = {name for name, _, _ in known}
         self._mailbox.update(Peers(known))
@@ -124,6 +127,8 @@ class CoordinatorProcess:
     def silent(self) -> dict[str, int]:
         """Processes that were not heard for too long, with their generations, until they are forgotten."""
         now = time.monotonic()
+        if now - self._turned > self._stall_seconds:
+            return {}  # this process was held up, and has not heard since what waits for it
         peers = self._mailbox.peers
         members = self._core.ledger.members
         # One that has not joined yet imports and compiles, and may hold up its own heartbeats.
@@ -182,16 +187,16 @@ class CoordinatorProcess:
 
     def _serve(self) -> None:
         receive, questions, clock = self._mailbox.receive, self._questions, time.monotonic
-        turned = due = clock()
+        self._turned = due = clock()
         while not self._over.is_set():
             while not questions.empty():
                 self._answer(*questions.get())
             heard = receive(_TURN_SECONDS)
             now = clock()
-            if now - turned > _STALL_SECONDS:
+            if (held_up := now - self._turned) > self._stall_seconds:
                 # The others were not silent: their heartbeats were waiting for us.
-                self._heard = {name: at + now - turned for name, at in self._heard.items()}
-            turned = now
+                self._heard = {name: at + held_up for name, at in self._heard.items()}
+            self._turned = now
             if heard is not None:
                 self._take(*heard, now)
             if now >= due:

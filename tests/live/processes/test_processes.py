@@ -3,6 +3,7 @@
 import inspect
 import os
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -121,6 +122,31 @@ def test_a_silent_process_is_noticed_and_replaced(tmp_path):
         counted += job.pushes(30)
         model, more = job.model()
         assert model.tolist() == [counted + more] * SIZE
+
+
+def test_who_was_not_heard_while_the_coordinator_was_held_up_is_not_silent(tmp_path, monkeypatch):
+    """A question that waits for it comes before the heartbeats that do."""
+    held_up, goes_on, seen = threading.Event(), threading.Event(), []
+    take = CoordinatorProcess._take
+
+    def late(process, *message):
+        take(process, *message)
+        held_up.set()
+        goes_on.wait(20.0)
+
+    with threads(tmp_path, silent_seconds=0.6) as job:
+        job.train()
+        job.pushes(30)
+        monkeypatch.setattr(CoordinatorProcess, "_take", late)
+        assert held_up.wait(20.0)
+        asks = threading.Thread(target=lambda: seen.append(job.coordinator.silent()))
+        asks.start()
+        time.sleep(0.9)
+        goes_on.set()
+        asks.join()
+        assert seen == [{}]
+        assert job.pushes(30) >= 30
+        assert job.coordinator.silent() == {}
 
 
 def test_a_coordinator_that_comes_back_finds_its_peers(tmp_path):
