@@ -28,7 +28,7 @@ def check_source(factory: TunerFactory) -> bool:
     except (OSError, TypeError):
         return False
     known = vars(module) if module is not None else {}
-    for node in _used_nodes(ast.parse(source), getattr(plain, "__name__", "")):
+    for node in _used_nodes(_parsed(source), getattr(plain, "__name__", "")):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = _named(node.value.func, known)
             lazy = isinstance(called, type) and issubclass(called, Action)
@@ -48,6 +48,12 @@ def actions_in(factory: TunerFactory) -> set[str]:
     except (OSError, TypeError, SyntaxError):
         return set()
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} & {kind.__name__ for kind in Action.__subclasses__()}
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(source: str) -> ast.Module:
+    """A tuner is checked on many toys."""
+    return ast.parse(source)
 
 
 def _used_nodes(module: ast.Module, name: str) -> Iterator[ast.AST]:

@@ -8,6 +8,7 @@ worker starts a new mini-batch.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -74,6 +75,7 @@ class _Cycles(NamedTuple):
     """What a setting says of every node's mini-batch, for the workers that are there."""
 
     active: NDArray[np.bool_]  # [k]
+    workers: tuple[int, ...]  # the numbers of the nodes that are
     samples: tuple[int, ...]  # [k]; this and the next ones are 0 for other nodes
     steps: tuple[int, ...]  # [k]
     compute_seconds: tuple[float, ...]  # [k], of one step without jitter
@@ -82,18 +84,19 @@ class _Cycles(NamedTuple):
 
 @dataclass
 class _Branch:
-    """One branch. Arrays [k] have an entry per node. Its `seconds` do not advance while other branches run."""
+    """One branch. Lists [k] have an entry per node: of so few, they are faster than arrays. `seconds` do not advance while
+    other branches run."""
 
     setting: Setting
     weights: NDArray[np.float64]
     velocity: NDArray[np.float64]
-    pulled: NDArray[np.float64]  # [k, parameters], the parameters that each worker pulled last
-    version: NDArray[np.int32]  # [k], number of updates in them
-    due: NDArray[np.float64]  # [k], completion of the next push; infinite for a node that waits or is no worker
-    idle_since: NDArray[np.float64]  # [k]
-    waited: NDArray[np.float64]  # [k], seconds before this mini-batch
-    done: NDArray[np.int32]  # [k], pushes since the job began
-    clocks: NDArray[np.int32]  # [k], pushes since the last reconfiguration, as the policy counts them
+    pulled: list[NDArray[np.float64]]  # [k], the parameters that each worker pulled last
+    version: list[int]  # [k], number of updates in them
+    due: list[float]  # [k], completion of the next push; infinite for a node that waits or is no worker
+    idle_since: list[float]  # [k]
+    waited: list[float]  # [k], seconds before this mini-batch
+    done: list[int]  # [k], pushes since the job began
+    clocks: list[int]  # [k], pushes since the last reconfiguration, as the policy counts them
     cycles: _Cycles  # of the setting
     policy: SyncPolicy | None = None  # installed by the tuner
     policy_state: Any = None
@@ -123,7 +126,7 @@ class _Training:
             compute = _SECONDS_PER_SAMPLE * samples * self._slowness.get(node.name, 1.0)
             pull = self._job.model_bytes * setting.transfer_bits / 32 / node.nic_bytes_per_second * crowd
             rows.append((samples, steps, compute, pull))
-        return _Cycles(active, *zip(*rows, strict=True))
+        return _Cycles(active, tuple(np.flatnonzero(active).tolist()), *zip(*rows, strict=True))
 
     def change(self, branch: _Branch, setting: Setting) -> None:
         """Put a branch under a setting."""
@@ -136,14 +139,14 @@ class _Training:
         """All workers abandon their mini-batch and start a new one; the policy starts from its first state."""
         branch.cycles = self.cycles(branch.setting)
         active = branch.cycles.active
-        branch.due[:] = np.inf
-        branch.clocks[:] = 0
-        branch.idle_since[:] = branch.seconds
+        branch.due = [math.inf] * len(active)
+        branch.clocks = [0] * len(active)
+        branch.idle_since = [branch.seconds] * len(active)
         if branch.policy is None and branch.setting.policy not in ("bsp", "asp", "ssp"):
             branch.policy = policies.of_setting(branch.setting)
         branch.policy_state = branch.policy.init(active) if branch.policy else None
-        for worker in np.flatnonzero(active):
-            self._begin(branch, int(worker))
+        for worker in np.flatnonzero(active).tolist():
+            self._begin(branch, worker)
 
     def _begin(self, branch: _Branch, worker: int) -> None:
         branch.pulled[worker] = branch.weights
@@ -162,14 +165,14 @@ class _Training:
         """One push, at the second when it is due; its values in the order of `Pushes`, after the first one, its time."""
         draw = branch.done[worker] % _DRAWS
         compute, pull, push = self._cycle_seconds(branch, worker)
-        at = branch.pulled[worker] + self._noise[worker, draw] / np.sqrt(branch.cycles.samples[worker])
+        at = branch.pulled[worker] + self._noise[worker, draw] / math.sqrt(branch.cycles.samples[worker])
         loss = _loss(at)
-        staleness = branch.applied - int(branch.version[worker])
-        branch.seconds = float(branch.due[worker])
-        row = (worker, int(branch.done[worker]), compute, pull, push, float(branch.waited[worker]), staleness)
+        staleness = branch.applied - branch.version[worker]
+        branch.seconds = branch.due[worker]
+        row = (worker, branch.done[worker], compute, pull, push, branch.waited[worker], staleness)
         branch.done[worker] += 1
         branch.clocks[worker] += 1
-        branch.due[worker] = np.inf
+        branch.due[worker] = math.inf
         branch.idle_since[worker] = branch.seconds
         released, accepted = self._decide(branch, worker, staleness, loss)
         steps = branch.cycles.steps[worker]
@@ -183,20 +186,22 @@ class _Training:
         branch.updates += 1
         branch.applied += int(accepted)
         branch.diverged = not loss < _DIVERGED_LOSS
-        for other in np.flatnonzero(released):
-            self._begin(branch, int(other))
+        for other in released:
+            self._begin(branch, other)
         return (*row, np.nan if self._job.target.metric == "clocks" else loss)
 
-    def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[NDArray[np.bool_], bool]:
-        active = branch.cycles.active
-        waiting = active & ~np.isfinite(branch.due)
+    def _decide(self, branch: _Branch, worker: int, staleness: int, loss: float) -> tuple[list[int], bool]:
+        """The workers that go on after a push, and whether its gradient is accepted."""
         if branch.policy is None:
-            setting = branch.setting
-            bound = {"bsp": 0, "asp": np.inf}.get(setting.policy, setting.staleness)
-            return waiting & (branch.clocks - branch.clocks[active].min() <= bound), True
-        push = Push(np.int32(worker), branch.clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
+            bound = {"bsp": 0, "asp": math.inf}.get(branch.setting.policy, branch.setting.staleness)
+            works = branch.cycles.workers
+            least = min([branch.clocks[w] for w in works])
+            return [w for w in works if branch.due[w] == math.inf and branch.clocks[w] - least <= bound], True
+        active, clocks = branch.cycles.active, np.array(branch.clocks, np.int32)
+        waiting = active & ~np.isfinite(branch.due)
+        push = Push(np.int32(worker), clocks, waiting, active, branch.seconds, np.int32(staleness), loss)
         branch.policy_state, decision = _compiled(branch.policy.decide)(branch.policy_state, push)
-        return np.asarray(decision.release) & active, bool(decision.accept)
+        return np.flatnonzero(np.asarray(decision.release) & active).tolist(), bool(decision.accept)
 
 
 @dataclass
@@ -214,18 +219,17 @@ class Toy:
         k, size = len(self.job.nodes), len(_START)
         self._training = _Training(self.job, self.slowness)
         self._ids = 0
-        zeros = np.zeros(k)
         main = _Branch(
             setting=self.job.start,
             weights=_START.copy(),
             velocity=np.zeros(size),
-            pulled=np.zeros((k, size)),
-            version=np.zeros(k, np.int32),
-            due=np.full(k, np.inf),
-            idle_since=zeros.copy(),
-            waited=zeros.copy(),
-            done=np.zeros(k, np.int32),
-            clocks=np.zeros(k, np.int32),
+            pulled=[np.zeros(size)] * k,
+            version=[0] * k,
+            due=[math.inf] * k,
+            idle_since=[0.0] * k,
+            waited=[0.0] * k,
+            done=[0] * k,
+            clocks=[0] * k,
             cycles=self._training.cycles(self.job.start),
         )
         self._branches = {0: main}
@@ -296,8 +300,8 @@ class Toy:
         start, rows, seen, events = self.now, list[tuple[Any, ...]](), list[Evaluation](), list[NodeEvent]()
         while self.status == "running" and not branch.diverged and len(rows) < (action.clocks or np.inf):
             events += self._departures(branch, ahead)
-            worker = int(np.argmin(branch.due))
-            if not np.isfinite(branch.due[worker]):
+            worker = branch.due.index(min(branch.due))
+            if branch.due[worker] == math.inf:
                 self.status = "deadlock"
             elif branch.due[worker] > until:
                 branch.seconds = until
@@ -317,7 +321,7 @@ class Toy:
         """The nodes that leave before the next push; the other workers restart without them."""
         if len(self._training.left) == len(self.leaving):
             return []
-        moment = float(np.min(branch.due)) + ahead
+        moment = min(branch.due) + ahead
         gone = [n for n, seconds in self.leaving.items() if seconds <= moment and n not in self._training.left]
         self._training.left.update(gone)
         for b in self._branches.values() if gone else ():
