@@ -76,6 +76,13 @@ def slow(job: Job) -> Tuner:
         yield from Run(seconds=0.1)
 
 
+def held(job: Job) -> Tuner:
+    """Waits for ever where HELD is set in the environment."""
+    while "HELD" in os.environ:
+        time.sleep(0.1)
+    yield from Run(clocks=20)
+
+
 def raises(job: Job) -> Tuner:
     yield from Run(clocks=20)
     raise ZeroDivisionError("so it goes")

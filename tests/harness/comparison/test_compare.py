@@ -285,17 +285,17 @@ def test_where_no_setting_reaches_the_target_the_oracle_is_the_nearest_to_it(tin
 
 
 def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
-    tuners = ("fixed", "tests.support.arena:slow", "random_search")
+    tuners = ("fixed", "tests.support.arena:held", "random_search")
     run(tiny, tmp_path / "whole", *tuners)
     out = tmp_path / "cut"
     script = (
         "import pathlib\nfrom tests.support import arena\nfrom harness.comparison.compare import compare\n"
         f"compare([{str(tiny)!r}], {tuners!r}, out=pathlib.Path({str(out)!r}), system=arena.SYSTEM)"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HELD": "1"}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment)  # noqa: S603 (our own script)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100
         while not list(out.glob("runs/*/*/*")) and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
@@ -304,7 +304,7 @@ def test_a_comparison_killed_half_way_resumes_to_the_same_bytes(tiny: Path, tmp_
     made = len(list(out.glob("runs/*/*/*")))
     assert 1 <= made < 6
     assert not (out / "scores.parquet").exists()
-    for _ in range(100):  # until the orphaned worker has ended and the lock is free
+    for _ in range(600):  # until the orphaned worker has ended and the lock is free
         try:
             told: list[Event] = []
             run(tiny, out, *tuners, resume=True, watch=told.append)
