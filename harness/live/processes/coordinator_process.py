@@ -48,8 +48,7 @@ STARTING_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 _TURN_SECONDS = 0.02  # longest wait of a question while no message comes
-_STALL_SECONDS = 1.0  # a turn that takes longer, or a third of the silence that is allowed, means that this process was held
-# up, and could hear no other
+_STALL_SECONDS = 1.0  # of a turn, or a third of the silence that is allowed: this process was held up, and heard no other
 
 _LIST = "peers.msgpack"
 
