@@ -28,12 +28,14 @@ from scipy.special import log_ndtr
 from simulators.cluster.cluster import Discipline
 from simulators.engine.inputs import CycleCosts
 
-__all__ = ["Plant", "Spans", "Stations", "spans"]
+__all__ = ["Plant", "Spans", "Stations", "beside_computing", "spans"]
 
 _Parts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 _Pair = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _ROUNDS = 60
+_LONGER = 1.01  # times as long, for the part of a cycle that follows computing
+_LEAST = 0.05  # part of a cycle that does not: computing is not known better than that
 _GRID = np.linspace(-5.0, 9.0, 141)  # grid for the distribution of a maximum, in standard deviations of the logarithm
 
 
@@ -78,6 +80,15 @@ def spans(plants: Sequence[Plant], barrier: Sequence[bool]) -> Spans:
             if mine:
                 found[:, mine] = form([plants[i] for i in mine])
     return Spans(*found)
+
+
+def beside_computing(plants: Sequence[Plant], barrier: Sequence[bool]) -> NDArray[np.float64]:
+    """The part of each cycle that is decided by other times than those of computing, [n]: by how much less than computing
+    the cycle grows where computing takes longer."""
+    slow = [p._replace(costs=p.costs._replace(compute_seconds=_LONGER * p.costs.compute_seconds)) for p in plants]
+    here, longer = spans([*plants, *slow], [*barrier, *barrier]).cycle.reshape(2, -1)
+    part: NDArray[np.float64] = np.clip(1 - np.log(longer / here) / np.log(_LONGER), _LEAST, 1.0)
+    return part
 
 
 class _Visits(NamedTuple):

@@ -8,6 +8,11 @@ large the discrepancy is, over which distance it changes, and how large the nois
 prediction has a mixture of normal distributions, one for each of a grid of them, weighted by the likelihood of the fitted
 rows. So a discrepancy that noise hides counts as far as the rows allow it.
 
+What a cycle lacks is mostly in its transfers and updates, because computing is measured by itself. Then a row that computes
+for most of its cycle is off by less. Whether it is so, the rows tell, too: where computing was timed, half of the grid has a
+discrepancy, noise and repetitions in proportion to the part of a cycle that is decided by other times, and half in
+proportion to the whole cycle.
+
 A prediction stays that of the model: the mean of the discrepancy does not correct it, and counts as an error.
 """
 
@@ -40,10 +45,12 @@ class Discrepancy(NamedTuple):
     barrier: NDArray[np.bool_]  # synchronous and other settings have discrepancies of their own, [n]
     slopes: NDArray[np.float64]  # derivatives of the logarithm of a cycle by those of the constants, [n, k]
     residuals: NDArray[np.float64]  # logarithms of cycles over recorded ones, by the constants that `shift` leads to, [n]
-    variances: NDArray[np.float64]  # of the recorded cycles' logarithms, as far as they are known beforehand, [n]
+    variances: NDArray[np.float64]  # of the recorded cycles' logarithms, by how cycles vary within runs, [n]
+    between: NDArray[np.float64]  # the same, by how runs of a setting vary, [n]
     covariance: NDArray[np.float64]  # of the constants, by all that is known of them without the length of cycles, [k, k]
     shift: NDArray[np.float64]  # from the fitted constants to those that are known so, logarithms, [k]
     repetition: float  # variance of a row around its setting, beyond its own `Row.error`
+    beside: NDArray[np.float64] | None = None  # `closed_form.beside_computing` of the settings, [n]; None: nobody timed it
 
     def half_widths(
         self,
@@ -52,15 +59,16 @@ class Discrepancy(NamedTuple):
         errors: NDArray[np.float64],
         level: float,
         rivals: Sequence[tuple[float, NDArray[np.float64]]] = (),
+        beside: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """How far the recorded logarithms of `rows` are below and above predicted ones with probability `level`, [2, e, r].
 
         `slopes` are derivatives as above, [r, k]; `errors`, [e, r], are standard errors of the predictions, of e kinds.
         `rivals` are other models, each with the chance that it is the right one, and the logarithms of what it predicts of
-        the rows over what this one does, [r]. Without any, both distances are the same.
+        the rows over what this one does, [r]. Without any, both distances are the same. `beside` is that of the rows, [r].
         """
-        weights, means, variances = self._mixture(rows, slopes)
-        own = np.array([row.error for row in rows]) ** 2 + self.repetition
+        weights, means, variances = self._mixture(rows, slopes, beside)
+        own = np.array([row.error for row in rows]) ** 2
         deviations = np.sqrt(variances[:, None] + own + errors**2)  # [c, e, r]
         alone = _distance(
             lambda far: np.einsum(
@@ -90,7 +98,7 @@ class Discrepancy(NamedTuple):
         return np.stack([inside(-1), inside(1)])
 
     def _mixture(
-        self, rows: Sequence[Row], slopes: NDArray[np.float64]
+        self, rows: Sequence[Row], slopes: NDArray[np.float64], beside: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """The weight of each of c processes, [c], and the mean and the variance of each row's error by it, [c, r]."""
         known = self._thinned()
@@ -102,24 +110,40 @@ class Discrepancy(NamedTuple):
             (_squares(a, known.at), b[:, None] == known.barrier) for a, b in ((known.at, known.barrier), (at, barrier))
         )
         logs, means, variances = [], [], []
-        for size, length in _processes():
-            among, to = (size**2 * np.exp(-away / (2 * length**2)) * same for away, same in (near, far))
-            values, vectors = np.linalg.eigh(by_constants + among)
-            seen, across = -vectors.T @ known.residuals, (to_constants + to) @ vectors
-            for noise in _NOISES:
-                spread = np.maximum(values, 0.0) + noise**2
-                logs.append(-0.5 * float((np.log(spread) + seen**2 / spread).sum()))
-                means.append(across @ (seen / spread) + slopes @ known.shift)
-                left = np.maximum(alone + size**2 - (across**2 / spread).sum(axis=1), 0.0)
-                variances.append(left + noise**2)
+        for mine, theirs in known._proportions(beside, len(rows)):
+            # All is divided by what errors are in proportion to, whose logarithms have the mean 0 over the settings.
+            certain = by_constants / np.outer(mine, mine) + np.diag(known.between)
+            across_constants = to_constants / np.outer(theirs, mine)
+            off = known.residuals / mine
+            for size, length in _processes():
+                among, to = (size**2 * np.exp(-away / (2 * length**2)) * same for away, same in (near, far))
+                values, vectors = np.linalg.eigh(certain + among)
+                seen, across = -vectors.T @ off, (across_constants + to) @ vectors
+                for noise in _NOISES:
+                    spread = np.maximum(values, 0.0) + noise**2
+                    logs.append(-0.5 * float((np.log(spread) + seen**2 / spread).sum()))
+                    means.append(theirs * (across @ (seen / spread)) + slopes @ known.shift)
+                    left = np.maximum(alone / theirs**2 + size**2 - (across**2 / spread).sum(axis=1), 0.0)
+                    variances.append(theirs**2 * (left + noise**2 + known.repetition))
         share = np.exp(np.array(logs) - max(logs))
         return share / share.sum(), np.array(means), np.array(variances)
+
+    def _proportions(
+        self, beside: NDArray[np.float64] | None, count: int
+    ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """What errors may be in proportion to, of the settings, [n], and of as many rows, [r]: to whole cycles, and, where
+        computing was timed, to what is beside it."""
+        found = [(np.ones(len(self.at)), np.ones(count))]
+        if self.beside is not None and beside is not None:
+            usual = math.exp(float(np.log(self.beside).mean()))
+            found.append((self.beside / usual, beside / usual))
+        return found
 
     def _thinned(self) -> Discrepancy:
         """The same discrepancy, told by at most `_MOST_ROWS` settings, evenly chosen."""
         chosen = np.unique(np.linspace(0, len(self.at) - 1, min(len(self.at), _MOST_ROWS)).astype(int))
-        of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:5]}
-        return self._replace(**of_settings)
+        of_settings = {name: getattr(self, name)[chosen] for name in self._fields[:6]}
+        return self._replace(**of_settings, beside=None if self.beside is None else self.beside[chosen])
 
 
 def _distance(

@@ -30,6 +30,7 @@ __all__ = [
     "SHARES",
     "TimesProblem",
     "TimesSolution",
+    "beside_computing",
     "clearly_less",
     "coded",
     "decoded",
@@ -395,16 +396,25 @@ class TimesSolution:
         within, errors = problem.row_variance, problem.errors[owner[cycles]] ** 2
         between = max(within - float(problem.errors @ problem.errors) / len(problem.errors), 0.0) if within else 0.0
         count = problem.repetitions[owner[cycles]]
+        fewer = np.where(count > 2, _OF_MEDIAN, 1.0) / count
+        timed = any(row.has_parts for row in problem.rows)
         return Discrepancy(
             positions(settings),
             np.array([s.barrier for s in settings]),
             slopes[cycles],
             self.residuals[cycles] + slopes[cycles] @ shift,
-            (between + errors) * np.where(count > 2, _OF_MEDIAN, 1.0) / count,
+            errors * fewer,
+            between * fewer,
             covariance,
             shift,
             between,
+            beside_computing(self.constants, settings) if timed else None,
         )
+
+
+def beside_computing(constants: Constants, rows: Sequence[Row]) -> NDArray[np.float64]:
+    """The part of each row's cycle that other times than those of computing decide, [n]: closed form."""
+    return closed_form.beside_computing(plants(constants, rows), [row.barrier for row in rows])
 
 
 def soft_cost(residuals: NDArray[np.float64]) -> float:

@@ -4,7 +4,7 @@ Of these errors, the first three are independent of each other, on a logarithmic
 (`simulators.calibration.discrepancy`), whose half-width is taken:
 
 * of the constants, of what the model lacks, which grows away from the fitted rows, and of a row beside its setting, as the
-  fitted rows show them;
+  fitted rows show them: in proportion to the cycle, or to the part of it that is not computing;
 * of the seeds: the standard error of the simulated mean;
 * of the recorded mean: fewer recorded cycles have a less certain mean (`Row.error`), of fitted rows and of predicted ones.
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from simulators.calibration.fit import Fit, closed_form_cycles, cycles, slopes
+from simulators.calibration.least_squares import beside_computing
 from simulators.calibration.recorded.row import Row
 
 __all__ = ["LEVEL_PERCENT", "Residual", "log_half_widths", "row_noise"]
@@ -57,7 +58,8 @@ def log_half_widths(fit: Fit, rows: Sequence[Row], *errors: NDArray[np.float64])
         away = np.vstack([away, slower])
     open_ends = np.array([(np.maximum(side * away, 0.0) ** 2).sum(axis=0) for side in (-1, 1)])[:, None]  # [2, 1, n]
     unsure = np.array([ends is None for ends in fit.intervals.values()], dtype=bool)
-    known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100, _of_rivals(fit, rows))
+    beside = beside_computing(fit.constants, rows)
+    known = fit.discrepancy.half_widths(rows, by, np.array(errors), LEVEL_PERCENT / 100, _of_rivals(fit, rows), beside)
     widths: NDArray[np.float64] = np.sqrt(known**2 + open_ends)
     widths[:, :, (np.abs(by[:, unsure]) > _IDLE).any(axis=1)] = np.nan
     return widths.T

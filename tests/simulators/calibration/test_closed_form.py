@@ -31,6 +31,19 @@ def test_the_closed_form_is_close_to_the_engine():
     assert closed.compute == pytest.approx([e.compute for e in engine], rel=0.03)
 
 
+def test_what_is_beside_computing_is_the_part_of_a_cycle_that_does_not_grow_with_it():
+    """A lone worker's is what it does not compute; of workers that queue, a longer computation hides in the queue."""
+    rows = [row(1, 1), row(9, 1)]
+    silent = replace(TRUE, message_seconds=0.0, latency_seconds=0.0)  # the time of messages counts as computing in spans
+    made = [plant(silent, r) for r in rows]
+    alone, queued = closed_form.beside_computing(made, [False, False])
+    compute, _, _, cycle = (float(part[0]) for part in closed_form.spans(made, [False, False]))
+    assert alone == pytest.approx(1 - compute / cycle, rel=0.01)
+    assert queued > alone
+    bare = replace(silent, model_bytes=0.0, apply_seconds=0.0, commit_seconds=0.0)
+    assert closed_form.beside_computing([plant(bare, rows[0])], [False]) == pytest.approx([0.05])  # never less
+
+
 @pytest.mark.slow
 def test_snapshots_slow_a_cycle_by_their_own_transfer_or_not_at_all():
     """A lone worker waits for a model more per snapshot: by the distance of those in the pushes of a row, whatever the

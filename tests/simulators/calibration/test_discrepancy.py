@@ -30,7 +30,7 @@ def fitted(settings, off, repetition=0.0):
     wrong = np.linalg.lstsq(by, -off, rcond=None)[0]  # the fit takes up what it can of what is off
     rows, none = [row(w, s) for w, s in settings], np.zeros(len(settings))
     residuals = by @ -wrong - off
-    known = Discrepancy(positions(rows), none > 0, by, residuals, none, 49.0 * np.eye(2), np.zeros(2), repetition)
+    known = Discrepancy(positions(rows), none > 0, by, residuals, none, none, 49.0 * np.eye(2), np.zeros(2), repetition)
     return known, -wrong
 
 
@@ -110,7 +110,7 @@ def test_constants_are_where_the_parts_of_cycles_have_them():
     """Parts have a constant 0.3 larger than the fit: where cycles say little of it, predictions are that far off."""
     rows = [row(w, 1) for w in (1, 2)]
     none, by = np.zeros(2), np.full((2, 1), 0.01)
-    known = Discrepancy(positions(rows), none > 0, by, none, none, np.full((1, 1), 1e-4), np.full(1, 0.3), 0.0)
+    known = Discrepancy(positions(rows), none > 0, by, none, none, none, np.full((1, 1), 1e-4), np.full(1, 0.3), 0.0)
     assert 0.25 < half_widths(known, rows[:1], np.ones((1, 1)))[0] < 0.4
 
 
@@ -130,8 +130,36 @@ def test_an_error_that_goes_with_unequal_shares_widens_the_intervals_of_other_sh
         len(rows)
     )
     none = np.zeros(len(rows))
-    known = Discrepancy(positions(rows), none > 0, by, off, none, 0.01 * np.eye(2), np.zeros(2), 0.0)
+    known = Discrepancy(positions(rows), none > 0, by, off, none, none, 0.01 * np.eye(2), np.zeros(2), 0.0)
     new = [row(5, 2), row(5, 2, model_shares=(0.9, 0.1))]
     equal, unequal = half_widths(known, new, slopes([(5, 2)] * 2))
     assert equal < 0.1 < unequal
     assert unequal > 0.3 * np.log(1.8)
+
+
+def told_by_computing(proportional, seed):
+    """Half-widths of two rows, of which the second computes for nine tenths of its cycle, from 24 settings that are off in
+    proportion to the part beside computing, or to the whole; and from the same where nobody timed computing."""
+    rng = np.random.default_rng(seed)
+    beside = np.tile([1.0, 0.2, 0.5], len(SMALL) // 3)
+    off = NOISE * rng.standard_normal(len(SMALL)) * (beside if proportional else 1.0)
+    known, _ = fitted(SMALL, off)
+    known = known._replace(beside=beside)
+    rows, by = [row(3, 2), row(3, 2)], slopes([(3, 2)] * 2)
+    both = (
+        of.half_widths(rows, by, np.zeros((1, 2)), 0.9, beside=np.array([1.0, 0.1]))[0, 0]
+        for of in (known, known._replace(beside=None))
+    )
+    return tuple(both)
+
+
+def test_rows_that_mostly_compute_are_told_better_where_what_is_beside_computing_errs():
+    timed, untimed = np.mean([told_by_computing(True, seed) for seed in range(8)], axis=0)
+    assert timed[1] < 0.4 * timed[0]
+    assert timed[0] == pytest.approx(norm.ppf(0.95) * NOISE, rel=0.25)
+    assert untimed[0] == untimed[1] < timed[0]
+
+
+def test_rows_that_mostly_compute_are_told_no_better_where_whole_cycles_err():
+    timed, untimed = np.mean([told_by_computing(False, seed) for seed in range(8)], axis=0)
+    assert timed == pytest.approx(untimed, rel=0.12)

@@ -221,7 +221,7 @@ def with_residuals(residuals, **more):
     """A fit of one constant, of which each residual is of another number of workers."""
     known, by = [row(1 + i, 1) for i in range(len(residuals))], np.ones((len(residuals), 1))
     none = np.zeros(len(residuals))
-    made = Discrepancy(positions(known), none > 0, by, residuals, none, 49.0 * np.eye(1), np.zeros(1), 0.0)
+    made = Discrepancy(positions(known), none > 0, by, residuals, none, none, 49.0 * np.eye(1), np.zeros(1), 0.0)
     return replace(FIT["toy"], intervals={"sample_seconds": (0.09, 0.11)}, discrepancy=made, **more)
 
 
