@@ -46,6 +46,16 @@ def test_synchronous_runs_alone_tell_what_servers_take_for_a_step():
     assert 0.9 * low < 0.4 < 1.1 * high
 
 
+def test_errors_may_be_beside_computing_where_that_was_timed():
+    rows = told_by_formula([row(w, s, b) for w in (1, 2, 4) for s in (1, 2) for b in (8, 32)], TRUE, noise=0.02)
+    bare = closed_form.spans([plant(TRUE, r) for r in rows], [False] * len(rows))
+    parts = [replace(r, compute_seconds=float(c)) for r, c in zip(rows, bare.compute, strict=True)]
+    whole, apart = (fit(r, Constants(cores=8, model_bytes=1.0), resamples=0, engine=False) for r in (rows, parts))
+    assert whole.discrepancy.beside is None
+    assert apart.discrepancy.beside == pytest.approx(search.beside_computing(apart.constants, rows), rel=0.05)
+    assert max(apart.discrepancy.beside) > 2 * min(apart.discrepancy.beside)
+
+
 def test_an_interval_says_where_a_constant_decides_that_no_fitted_row_determines():
     """On eight servers nobody queues for an update; on one, nine workers do little else."""
     true = replace(TRUE, message_seconds=0.0, apply_seconds=0.1)
