@@ -43,14 +43,13 @@ def on_machines(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 
     Which machine is the median one of a run depends on the others in it: two quick and two slow ones, beside a run of the
     quick ones alone, had 1.5 and 0.75 times the speed of these. So such runs tell speeds together, relative to the machine
-    of most rows. Where all machines are alike, nothing changes.
+    of most rows, and of several such to the median one. Where all machines are alike, nothing changes.
     """
     runs = _by(lambda row: row.run, rows)
     unlike = {row.run for row in with_speeds(rows) if row.speeds}
     usual, contradict = dict[str, str](), list[str]()
     for group in _in_common({run: (mine[0].workload, {*_machines(mine)}) for run, mine in runs.items()}):
-        counts = Counter(_machines([row for run in group for row in runs[run]]))
-        most = min(counts, key=lambda machine: (-counts[machine], machine), default="")
+        most = _usual([row for run in group for row in runs[run]])
         if not unlike & {*group} or len({frozenset(_machines(runs[run])) for run in group}) == 1:
             continue
         if _agree([runs[run] for run in group], most):
@@ -58,6 +57,16 @@ def on_machines(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         else:
             contradict += group
     return tuple(replace(row, usual_machine=usual.get(row.run, "")) for row in rows), tuple(contradict)
+
+
+def _usual(rows: Sequence[Row]) -> str:
+    """The machine that is in most rows; of several, the one of median speed. Where none is timed, an empty name."""
+    counts = Counter(_machines(rows))
+    most = sorted(machine for machine in counts if counts[machine] == max(counts.values()))
+    if len(most) > 1:
+        speeds = _speeds([replace(row, usual_machine=most[0]) for row in rows], 0.0, 0.0)
+        most.sort(key=lambda machine: speeds[machine][0])
+    return most[(len(most) - 1) // 2] if most else ""
 
 
 def _in_common(crews: Mapping[str, tuple[str, set[str]]]) -> list[list[str]]:

@@ -137,9 +137,7 @@ def told(seed: int) -> dict[str, Held]:
     for number, kind in enumerate(KINDS, 1):
         network = replace(of.network, slow=of.slow) if kind == "unlike" else of.network
         new = recording(network, of.predicted[kind], seed=seed + 1000 * number, **of.how)
-        # The first worker is slow in every run: speeds are relative to the median worker of each, as it is not.
-        told_alone = [replace(row, usual_machine="") for row in new.rows]
-        rows = with_speeds(told_alone, fit.common_seconds, fit.constants.saturation_samples)
+        rows = with_speeds(new.rows, fit.common_seconds, fit.constants.saturation_samples)
         at = cycles(fit.constants, rows)
         off = np.log([row.cycle_seconds for row in rows] / at.seconds)
         below, above = log_half_widths(fit, rows, at.errors)[:, 0].T
