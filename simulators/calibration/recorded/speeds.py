@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +42,7 @@ def on_machines(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 
     Which machine is the median one of a run depends on the others in it: two quick and two slow ones, beside a run of the
     quick ones alone, had 1.5 and 0.75 times the speed of these. So such runs tell speeds together, relative to the machine
-    of most rows, and of several such to the median one. Where all machines are alike, nothing changes.
+    of median speed. Where all machines are alike, nothing changes.
     """
     runs = _by(lambda row: row.run, rows)
     unlike = {row.run for row in with_speeds(rows) if row.speeds}
@@ -60,13 +59,12 @@ def on_machines(rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
 
 
 def _usual(rows: Sequence[Row]) -> str:
-    """The machine that is in most rows; of several, the one of median speed. Where none is timed, an empty name."""
-    counts = Counter(_machines(rows))
-    most = sorted(machine for machine in counts if counts[machine] == max(counts.values()))
-    if len(most) > 1:
-        speeds = _speeds([replace(row, usual_machine=most[0]) for row in rows], 0.0, 0.0)
-        most.sort(key=lambda machine: speeds[machine][0])
-    return most[(len(most) - 1) // 2] if most else ""
+    """The machine of median speed, of two the faster one; an empty name where none is timed."""
+    machines = sorted({*_machines(rows)})
+    if not machines:
+        return ""
+    speeds = _speeds([replace(row, usual_machine=machines[0]) for row in rows], 0.0, 0.0)
+    return sorted(machines, key=lambda machine: speeds[machine][0])[len(machines) // 2]
 
 
 def _in_common(crews: Mapping[str, tuple[str, set[str]]]) -> list[list[str]]:

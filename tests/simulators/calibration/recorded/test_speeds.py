@@ -78,9 +78,8 @@ def test_runs_that_have_some_machines_in_common_tell_their_speeds_together(distu
     assert on_machines([rows[0], rows[3]])[0] == (rows[0], rows[3])
 
 
-def test_of_machines_that_are_in_equally_many_rows_the_median_one_is_usual():
-    """The first by name was, which is slow here: rows of other clusters, whose median machine is usual, were then predicted
-    up to 64 % off."""
+def test_the_usual_machine_of_runs_that_are_told_together_is_the_median_one():
+    """It was the first by name of those in most rows, which is slow here: predictions were up to 64 % off."""
     true = {"a": 0.5, "b": 1.0, "c": 1.0, "d": 1.1}
     crews = ["ab", "abcd", "cd"]
     found, _ = on_machines([of_machines(f"{i}", crew, true) for i, crew in enumerate(crews)])
