@@ -27,18 +27,20 @@ class PredictedProgress:
             return self._system.samples_per_second(setting)
         if self._shares.counts_by_share:
             return 1 / self._shares.push_seconds(setting)
-        gain = 1.0
+        gain, flow = 1.0, self._system.flow(setting)
         if not self._job.target.counts and self._job.space.whole_batch and waits(setting):
             # A round has the same samples, whoever computes them.
-            return self._counting(setting) / (len(setting.workers) * self._system.push_seconds(setting))
+            return self._counting(setting) / len(setting.workers) * flow.pushes_per_second
         if not self._job.target.counts:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
             gain *= self._counting(setting)
+            # The model learns mostly from the data of workers that push more often, and gradients of the others are older.
+            gain *= math.pow(flow.evenness, BATCH_GAIN)
         if (self._heat is None or self.is_frugal) and not self._job.target.counts:
             # Nothing makes up for staleness, or only a lower rate, while every machine has its price: the gradients of all
             # workers are at one model, as those of a larger mini-batch.
             gain *= len(setting.workers) ** (BATCH_GAIN - 1)
-        return gain / self._system.push_seconds(setting) * self._training.machine_losses.productive(setting.servers)
+        return gain * flow.pushes_per_second * self._training.machine_losses.productive(setting.servers)
 
     @property
     def is_frugal(self) -> bool:

@@ -114,22 +114,13 @@ class ComputeModel:
         return median(found) if found else self._fixed_samples
 
     def _compute(self, work: _Work) -> float:
-        """Seconds of a mini-batch: measured, or scaled from the most similar one on this device, or on its kind."""
+        """Seconds of a mini-batch: measured, or scaled from the most similar one on this device, on its kind, or on any."""
         own = self._scaled(work, [w for w in self._seconds if (w.node, w.device) == (work.node, work.device)])
         if own is not None:
             return own
-        alike = [w for w in self._seconds if self._kind(w) == self._kind(work)]
+        alike = [w for w in self._seconds if self._kind(w) == self._kind(work)] or list(self._seconds)
         by_node = [self._scaled(work, [w for w in alike if w.node == n]) for n in dict.fromkeys(w.node for w in alike)]
-        known = [s for s in by_node if s is not None]
-        if known:
-            return median(known)
-        cores = self._nodes[work.node].cores
-        others = [
-            s * self._nodes[n].cores / cores
-            for n in dict.fromkeys(w.node for w in self._seconds)
-            if (s := self._scaled(work, [w for w in self._seconds if w.node == n])) is not None
-        ]
-        return median(others) if others else 1.0
+        return median([s for s in by_node if s is not None] or [1.0])
 
     def _scaled(self, work: _Work, seen: Sequence[_Work]) -> float | None:
         """The seconds of `work` from the measured work that is most like it."""

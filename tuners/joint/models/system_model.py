@@ -1,13 +1,12 @@
 """The system model of `tuners.joint`: seconds between two pushes of the job, for any setting, from what windows measured.
 
-Every worker computes, pulls and pushes in a closed circle. Under ASP and SSP the job is a closed queueing network: the
-workers' mean compute time is the think time, the servers are one station for pulls and one for pushes, and mean-value
-analysis (Schweitzer's approximation; Lazowska et al. 1984, Section 7.4) gives the rate of pushes. Under BSP a round lasts as
-long as its slowest worker, and all transfers of a round share the servers.
+Every worker computes, pulls and pushes in a closed circle. Under ASP and SSP the job is a closed queueing network of the
+links of machines (`tuners.joint.models.link_network`). Under BSP a round lasts as long as its slowest worker, and all
+transfers of a round share the servers.
 
-What is fitted: compute seconds (`tuners.joint.models.compute_model`), and, of pulls and of pushes, how much longer than the
-NICs' rates say one takes alone, and how much longer it occupies a server. One setting tells only the one of these two that
-its transfers wait for; until another setting tells the other, both count as equal.
+What is fitted: compute seconds (`tuners.joint.models.compute_model`), and, of pulls and of pushes, how many times as long as
+by the NICs' rates they take on the links of workers, and on those of servers. One setting tells only the one of these two
+that its transfers wait for; until another setting tells the other, both count as equal.
 """
 
 from __future__ import annotations
@@ -21,40 +20,33 @@ import numpy as np
 
 from tuners.actions import Job, Pushes, Setting, Window
 from tuners.joint.models.compute_model import ComputeModel, samples_of_devices
+from tuners.joint.models.link_network import AlikeMachines, LinkFactors, PushFlow, flow_of, round_of_all
 
-__all__ = ["SystemModel", "closed_network", "waits"]
+__all__ = ["SystemModel", "waits"]
 
 _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _LEAST, _MOST = 0.02, 50.0  # that transfers are believed to take, over what the NICs' rates say of the whole model
 _LEAST_OF_TABLES = 1e-5  # the same of embedding tables: a mini-batch pulls and pushes some of their rows
 _ROUNDING = 1e-9  # of a moment in seconds, that the sum of a push's parts may be off
-_ROUNDS = 80  # of the fixed point; it moves less than a millionth after 40
+_FITS = 8  # rounds in which factors are fitted
 
 
 @dataclass(slots=True)
-class _Factors:
-    """How much longer a transfer takes than the NICs' rates say: alone, and at the busiest server; None: not measured."""
+class _Learned:
+    """The factors of pulls, or of pushes, as far as they were measured."""
 
     least: float
-    alone: float | None = None
-    server: float | None = None
+    workers: float | None = None
+    servers: float | None = None
 
-    def of(self, alone: float, server: float) -> tuple[float, float]:
-        """The seconds of a transfer alone, and those at the busiest server, from those that the NICs' rates say."""
-        return alone * (self.alone or self.server or 1.0), server * (self.server or self.alone or 1.0)
+    def now(self) -> LinkFactors:
+        """What was measured; what was not counts as the other."""
+        return LinkFactors(self.workers or self.servers or 1.0, self.servers or self.workers or 1.0)
 
-    def learn(self, seconds: float, alone: float, server: float) -> None:
-        """Take in that a transfer took so many `seconds`, where the NICs' rates say `alone`, and `server` with its queue."""
-        by_worker, by_server = self.of(alone, server)
-        most_alone, most_server = (
-            float(np.clip(seconds / s, self.least, _MOST)) if s > 0 else None for s in (alone, server)
-        )
-        if by_server > by_worker:  # the transfers wait for the server, so that they tell of a transfer alone only a bound
-            self.server = most_server
-            self.alone = min(self.alone, most_alone) if self.alone and most_alone else self.alone
-        else:
-            self.alone = most_alone
-            self.server = min(self.server, most_server) if self.server and most_server else self.server
+    def scale(self, ratio: float, *, at_servers: bool) -> None:
+        """Take in that transfers take `ratio` times what is predicted, because of the links of servers, or of workers."""
+        name = "servers" if at_servers else "workers"
+        setattr(self, name, float(np.clip(getattr(self.now(), name) * ratio, self.least, _MOST)))
 
 
 class SystemModel:
@@ -69,7 +61,7 @@ class SystemModel:
         self._served, self._rates_count = dict[str, float](), job.space.frees("model_share")
         self._transfers = dict[str, float]()  # seconds of a pull and a push of each worker, measured
         least = _LEAST_OF_TABLES if job.blocks else _LEAST
-        self._pull, self._push = _Factors(least), _Factors(least)
+        self._pull, self._push = _Learned(least), _Learned(least)
 
     @property
     def knows(self) -> bool:
@@ -114,9 +106,18 @@ class SystemModel:
         self._learn_transfers(setting, float(np.mean(pushes.pull_seconds)), float(np.mean(pushes.push_seconds)))
         return True
 
+    def flow(self, setting: Setting) -> PushFlow:
+        """How often the job completes a push under `setting`, and what transfers take."""
+        machines, pull, push = self._machines(setting), self._pull.now(), self._push.now()
+        if not waits(setting):
+            return flow_of(machines, pull, push, _busy(setting) / len(setting.workers))
+        compute = self._compute_seconds(setting)
+        slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
+        return round_of_all(machines, slowest, pull, push)
+
     def push_seconds(self, setting: Setting) -> float:
         """Mean seconds between two pushes of the job under `setting`."""
-        return self._solve(setting)[0]
+        return 1 / self.flow(setting).pushes_per_second
 
     def samples_per_second(self, setting: Setting) -> float:
         """Training samples per second under `setting`."""
@@ -125,11 +126,12 @@ class SystemModel:
 
     def cycle_seconds(self, setting: Setting) -> list[float]:
         """Seconds of each worker from one push to the next; transfers as they were measured, because NICs differ."""
-        seconds, pull, push = self._solve(setting)
+        found = self.flow(setting)
         if waits(setting):
-            return [seconds * len(setting.workers)] * len(setting.workers)
+            return [len(setting.workers) / found.pushes_per_second] * len(setting.workers)
         each = zip(setting.workers, self._compute_seconds(setting), strict=True)
-        return [compute + self._transfers.get(worker, pull + push) for worker, compute in each]
+        mean = found.pull_seconds + found.push_seconds
+        return [compute + self._transfers.get(worker, mean) for worker, compute in each]
 
     def served_per_second(self, server: str) -> float:
         """Bytes per second that a server serves at most."""
@@ -140,24 +142,32 @@ class SystemModel:
 
     def _learn_transfers(self, setting: Setting, pull: float, push: float) -> None:
         """Take in the mean seconds of pulls and of pushes, so that exactly these are predicted for `setting`."""
-        alone, server = self._demands(setting)
-        busy = _busy(setting)
-        rate = busy / (_think(self._compute_seconds(setting)) + pull + push)
-        for factors, seconds in ((self._pull, pull), (self._push, push)):
-            # A transfer finds so many others at the server: by Little's law, or all of them where all begin at once.
-            queue = len(setting.workers) - 1 if waits(setting) else rate * seconds * (busy - 1) / busy
-            factors.learn(seconds, alone, server * (1 + queue))
+        for _ in range(_FITS):
+            found = self.flow(setting)
+            if found.pull_seconds > 0:
+                self._pull.scale(pull / found.pull_seconds, at_servers=found.pull_at_servers)
+            if found.push_seconds > 0:
+                self._push.scale(push / found.push_seconds, at_servers=found.push_at_servers)
 
-    def _demands(self, setting: Setting) -> tuple[float, float]:
-        """What the NICs' rates say: seconds that a transfer takes alone, and seconds that it occupies the busiest server."""
+    def _machines(self, setting: Setting) -> list[AlikeMachines]:
+        """The machines of `setting`, those that are alike together."""
         size = self._model_bytes * setting.transfer_bits / 32
-        shares = setting.shares()[1]
-        server = max(size * m / self.served_per_second(s) for s, m in zip(setting.servers, shares, strict=True))
-        # A machine with both roles keeps its own part, and its NIC carries both roles' transfers.
-        both = set(setting.workers) & set(setting.servers)
-        if not waits(setting):  # else all pull at one time, and all push at another
-            server *= 1.0 + len(both) / len(setting.workers)
-        return float(np.mean([size / self._nodes[w].nic_bytes_per_second for w in setting.workers])), server
+        shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
+        compute = dict(zip(setting.workers, self._compute_seconds(setting), strict=True))
+        alike = dict[tuple[float, ...], list[str]]()
+        for name in dict.fromkeys((*setting.workers, *setting.servers)):
+            served = shares[name] * size / self.served_per_second(name) if name in shares else -1.0
+            own = (1 - shares.get(name, 0.0)) * size / self._nodes[name].nic_bytes_per_second
+            alike.setdefault((own, served, name in compute), []).append(name)
+        return [
+            AlikeMachines(
+                count=len(names),
+                compute_seconds=_think([compute[n] for n in names]) if works else None,
+                own_seconds=own,
+                served_seconds=served if served >= 0 else None,
+            )
+            for (own, served, works), names in alike.items()
+        ]
 
     def _compute_seconds(self, setting: Setting) -> list[float]:
         """Of each worker, from a pull to the push; the slowest worker holds others back under a narrow bound."""
@@ -165,17 +175,6 @@ class SystemModel:
         if setting.policy == "ssp" and 0 < setting.staleness < 4:
             compute = [0.5 * c + 0.5 * max(compute) for c in compute]
         return compute
-
-    def _solve(self, setting: Setting) -> tuple[float, float, float]:
-        """Seconds between two pushes of the job, of a pull, and of a push."""
-        workers, compute = len(setting.workers), self._compute_seconds(setting)
-        alone, server = zip(*(f.of(*self._demands(setting)) for f in (self._pull, self._push)), strict=True)
-        if waits(setting):
-            pull, push = (max(a, workers * s) for a, s in zip(alone, server, strict=True))
-            slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(workers, 2)))))
-            return (slowest + pull + push) / workers, pull, push
-        rate, (pull, push) = closed_network(_think(compute), alone, server, _busy(setting))
-        return 1 / rate, pull, push
 
 
 def _think(compute: Sequence[float]) -> float:
@@ -191,20 +190,3 @@ def _busy(setting: Setting) -> int:
 def waits(setting: Setting) -> bool:
     """Whether every worker waits for all others after each push."""
     return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
-
-
-def closed_network(think: float, alone: Sequence[float], served: Sequence[float], workers: int) -> tuple[float, list[float]]:
-    """Pushes per second of so many `workers`, and the seconds of their transfers, by Schweitzer's approximation.
-
-    Args:
-        think: mean seconds that a worker computes.
-        alone: of each transfer of a cycle, the seconds that it takes where nobody else transfers.
-        served: of each, the seconds that it occupies the busiest server.
-        workers: that compute or transfer.
-    """
-    queue, seconds, rate = [0.0] * len(alone), list(alone), 0.0
-    for _ in range(_ROUNDS):
-        seconds = [max(a, s * (1 + q * (workers - 1) / workers)) for a, s, q in zip(alone, served, queue, strict=True)]
-        rate = workers / (think + sum(seconds))
-        queue = [0.5 * q + 0.5 * rate * s for q, s in zip(queue, seconds, strict=True)]
-    return rate, seconds

@@ -2,9 +2,8 @@
 
 Few rows are looked up very often, so a server's work is that of the blocks that it holds, and not its share of the bytes.
 Loads are measured and hot blocks chosen as in Cruise's extension (`tuners.cruise.blocks`); machines that are idle count as
-servers that hold nothing yet. Workers queue for the busiest server, for its pulls and its pushes apart, as in
-`models.system_model`. Blocks move one by one, the hottest first, and take as long as their bytes: as many move as are
-expected to save more seconds than that.
+servers that hold nothing yet. Workers queue for the busiest server, for its pulls and its pushes apart. Blocks move one by
+one, the hottest first, and take as long as their bytes: as many move as are expected to save more seconds than that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import numpy as np
 
 from tuners.actions import Job, Setting, Window
 from tuners.cruise.blocks import BlockLoads, measured, moves
-from tuners.joint.models.system_model import closed_network, waits
+from tuners.joint.models.link_network import closed_network
+from tuners.joint.models.system_model import waits
 from tuners.settings import Choice
 
 __all__ = ["BlockModel", "TableChange"]

@@ -62,6 +62,22 @@ def test_two_batch_sizes_tell_the_fixed_part_of_computing():
     assert small > 0.8 * model.push_seconds(replace(of.start, batch_size=8))  # most of it is fixed
 
 
+def test_cores_of_a_kind_that_was_not_seen_count_once():
+    """Amdahl's law for its threads was applied, and then its number of cores again: 16 cores were taken to be 28 times as
+    fast as two."""
+    of = toy_job()
+    slow = replace(of.nodes[0], cores=2)
+    fast = replace(of.nodes[1], type="of 16 cores", cores=16)
+    of = replace(of, nodes=(slow, fast, *of.nodes[2:]))
+    setting = replace(of.start, workers=(slow.name,), servers=(of.nodes[2].name,), intra_threads=0, loads=())
+    model = SystemModel(of)
+    model.learn(setting, window(of, [1.0] * 4, compute=1.0, workers=setting.workers))
+    assert model.compute.seconds(setting, slow.name) == pytest.approx(1.0)
+    assert model.compute.seconds(replace(setting, workers=(fast.name,)), fast.name) == pytest.approx(
+        (0.1 + 0.9 / 16) / (0.1 + 0.9 / 2)
+    )
+
+
 def test_a_window_that_does_not_tell_compute_seconds_teaches_nothing():
     of = toy_job()
     model = SystemModel(of)

@@ -1,0 +1,116 @@
+"""The closed network of machines' links against what can be computed by hand, and against the simulator."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.scenario import scenario
+from tuners.actions import Run
+from tuners.joint.models.link_network import AlikeMachines, LinkFactors, closed_network, flow_of, round_of_all
+from tuners.joint.models.system_model import SystemModel
+
+AS_RATED = LinkFactors(1.0, 1.0)
+
+UNLIKE = """
+summary = "Machines of unlike links, any of which may work and serve."
+[cluster]
+nodes = [{ type = "m4.xlarge", count = 3 }, { type = "edge-4core", count = 3 }]
+[workload]
+name = "cruise-nmf"
+[workload.overrides]
+samples = 100000
+batch_size = 100
+model_bytes = 100000000
+fixed_seconds = 0.1
+sample_seconds = 0.1
+serial_fraction = 0
+[start]
+workers = ["n0", "n1", "n3", "n4"]
+servers = ["n2", "n5"]
+policy = "asp"
+batch_size = 100
+[free]
+"role/*" = { choice = ["worker", "server", "both", "idle"] }
+[target]
+metric = "clocks"
+value = 10000
+check_clocks = 25
+[budget]
+seconds = 100000
+"""
+
+
+def test_one_worker_waits_for_nobody():
+    """It pulls twice as long as its own link takes, because the server's link is slower, and pushes as long."""
+    found = flow_of([AlikeMachines(1, 3.0, 1.0, None), AlikeMachines(2, None, 0.0, 2.0)], AS_RATED, LinkFactors(1.0, 0.1))
+    assert found.pushes_per_second == pytest.approx(1 / (3.0 + 2.0 + 1.0), rel=1e-3)
+    assert (found.pull_at_servers, found.push_at_servers, found.evenness) == (True, False, pytest.approx(1.0))
+
+
+def test_alike_workers_and_servers_apart_are_one_queue():
+    for workers in (2, 5, 9):
+        kinds = [AlikeMachines(workers, 6.0, 1.0, None), AlikeMachines(2, None, 0.0, 0.8)]
+        rate, (pull, push) = closed_network(6.0, [1.0, 1.0], [0.8, 0.8], workers)
+        found = flow_of(kinds, AS_RATED, AS_RATED)
+        assert found[:3] == pytest.approx((rate, pull, push), rel=0.06)
+
+
+def test_no_link_carries_more_than_it_can():
+    """Seven workers were predicted to push 1.8 times as often as two servers' links allow: while the queue grew that nobody
+    waited for yet, the rates stood still, and were taken for settled."""
+    found = flow_of([AlikeMachines(7, 5.3, 5.8, None), AlikeMachines(2, None, 2.9, 2.9)], AS_RATED, LinkFactors(0.02, 0.02))
+    assert 0.9 / 2.9 < found.pushes_per_second < 1.001 / 2.9
+
+
+def test_a_worker_on_the_only_server_transfers_nothing_and_makes_most_pushes():
+    kinds = [AlikeMachines(1, 1.0, 0.0, 2.0), AlikeMachines(3, 1.0, 2.0, None)]
+    found = flow_of(kinds, AS_RATED, AS_RATED)
+    others = found.pushes_per_second - 1.0  # the one on the server completes a push every second
+    assert 0.25 < others < 0.5  # at most one every two seconds passes the server's link
+    assert found.evenness == pytest.approx(found.pushes_per_second**2 / (4 * (1 + others**2 / 3)), rel=0.01)
+    apart = flow_of([AlikeMachines(4, 1.0, 2.0, None), AlikeMachines(1, None, 0.0, 2.0)], AS_RATED, AS_RATED)
+    assert apart.evenness == pytest.approx(1.0)
+    assert found.pushes_per_second > 2 * apart.pushes_per_second
+
+
+def test_a_machine_of_both_roles_has_one_link_for_what_it_pulls_and_what_others_push():
+    both, apart = (
+        [AlikeMachines(3, 4.0, 2.0, served), *rest]
+        for served, rest in ((1.0, []), (None, [AlikeMachines(3, None, 0.0, 1.0)]))
+    )
+    slow, fast = (flow_of(kinds, AS_RATED, AS_RATED) for kinds in (both, apart))
+    assert slow.pull_seconds > 1.1 * fast.pull_seconds
+    # Where all wait, they pull at one time and push at another, and a machine sends nothing to itself.
+    both_at_once, apart_at_once = (round_of_all(kinds, 4.0, AS_RATED, AS_RATED) for kinds in (both, apart))
+    assert (both_at_once.pull_seconds, apart_at_once.pull_seconds) == (2.0, 3.0)
+
+
+def test_unlike_machines_of_one_or_both_roles_are_predicted_as_they_are_simulated():
+    """With one mean for all workers and their links, it was 2.6 times as slow as predicted where all six machines work and a
+    slow one serves, and other numbers of machines with both roles were wrongly ordered."""
+    found = scenario.parse(UNLIKE, name="unlike", origin=Path("unlike.toml"))
+    begun = scenario.system(found, 0)
+    model, start = SystemModel(begun.job), begun.job.start
+    model.learn(start, begun.perform(Run(clocks=12)))
+    names = tuple(n.name for n in begun.job.nodes)
+    fast, slow = names[:3], names[3:]
+    roles = (
+        (fast, fast[2:]),
+        (fast, fast),
+        (names, fast),
+        (names, slow[2:]),
+        (names, names),
+        (slow, slow[:2]),
+        (slow, fast),
+    )
+    settings = [replace(start, workers=workers, servers=servers) for workers, servers in roles]
+    truth = []
+    for setting in settings:
+        simulated = scenario.system(found, 0, setting)
+        simulated.perform(Run(clocks=2 * len(setting.workers)))
+        seen = simulated.perform(Run(clocks=20 * len(setting.workers)))
+        truth.append(seen.seconds / seen.clocks)
+    predicted = [model.push_seconds(s) for s in settings]
+    np.testing.assert_allclose(predicted, truth, rtol=0.12)
