@@ -28,7 +28,9 @@ _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _LEAST, _MOST = 0.02, 50.0  # that transfers are believed to take, over what the NICs' rates say of the whole model
 _LEAST_OF_TABLES = 1e-5  # the same of embedding tables: a mini-batch pulls and pushes some of their rows
 _ROUNDING = 1e-9  # of a moment in seconds, that the sum of a push's parts may be off
-_FITS = 8  # rounds in which factors are fitted
+_FITS = 30  # rounds at most in which factors are fitted
+_STEP = 0.3  # of the way, in logarithms, that a round goes: what pulls take changes how long pushes wait, and the reverse
+_FITTED = 0.003  # share of a factor: a round that changes less is the last one
 
 
 @dataclass(slots=True)
@@ -141,13 +143,15 @@ class SystemModel:
     # ------------------------------------------------------------------------------------------------- transfers, network
 
     def _learn_transfers(self, setting: Setting, pull: float, push: float) -> None:
-        """Take in the mean seconds of pulls and of pushes, so that exactly these are predicted for `setting`."""
+        """Take in the mean seconds of pulls and of pushes, so that these are predicted for `setting`."""
         for _ in range(_FITS):
-            found = self.flow(setting)
-            if found.pull_seconds > 0:
-                self._pull.scale(pull / found.pull_seconds, at_servers=found.pull_at_servers)
-            if found.push_seconds > 0:
-                self._push.scale(push / found.push_seconds, at_servers=found.push_at_servers)
+            found, before = self.flow(setting), (*self._pull.now(), *self._push.now())
+            if not found.pull_seconds:
+                return  # nothing crosses a link
+            self._pull.scale((pull / found.pull_seconds) ** _STEP, at_servers=found.pull_at_servers)
+            self._push.scale((push / found.push_seconds) ** _STEP, at_servers=found.push_at_servers)
+            if np.allclose((*self._pull.now(), *self._push.now()), before, rtol=_FITTED, atol=0):
+                return
 
     def _machines(self, setting: Setting) -> list[AlikeMachines]:
         """The machines of `setting`, those that are alike together."""
