@@ -39,13 +39,13 @@ class LinkFactors(NamedTuple):
 
 
 class PushFlow(NamedTuple):
-    """How often workers push; seconds are means over pushes."""
+    """How often workers push."""
 
     pushes_per_second: float
-    pull_seconds: float
-    push_seconds: float
-    pull_at_servers: bool  # whether it is the servers' links, and not the workers' own, that a pull waits for
-    push_at_servers: bool
+    pull_seconds: tuple[float, ...]  # of each class of machines that work
+    push_seconds: tuple[float, ...]  # the same
+    pulls_at_servers: bool  # whether it is the servers' links, and not the workers' own, that pulls mostly wait for
+    pushes_at_servers: bool
     evenness: float  # of workers' shares of the pushes: 1 where these are equal, 1 / workers where one makes nearly all
 
 
@@ -69,9 +69,15 @@ def round_of_all(
     # A server that works has one user less: itself.
     users = [(m.served_seconds, workers - (m.compute_seconds is not None)) for m in machines]
     served = max(seconds * count for seconds, count in users if seconds is not None)
-    seconds = [max(f.workers * own, f.servers * served) for f in (pull, push)]
-    at_servers = [f.servers * served > f.workers * own for f in (pull, push)]
-    return PushFlow(workers / (slowest_seconds + sum(seconds)), seconds[0], seconds[1], at_servers[0], at_servers[1], 1.0)
+    pulling, pushing = (max(f.workers * own, f.servers * served) for f in (pull, push))
+    return PushFlow(
+        pushes_per_second=workers / (slowest_seconds + pulling + pushing),
+        pull_seconds=(pulling,) * len(working),
+        push_seconds=(pushing,) * len(working),
+        pulls_at_servers=pulling > pull.workers * own,
+        pushes_at_servers=pushing > push.workers * own,
+        evenness=1.0,
+    )
 
 
 class _Network:
@@ -136,10 +142,16 @@ class _Network:
         """The flow by now."""
         pushes = [count * rate for count, rate in zip(self._counts, self._rates, strict=True)]
         whole = sum(pushes)
-        mean = [sum(map(mul, pushes, self._longest(way))) / whole for way in (0, 1)]
-        on_own = [sum(map(mul, pushes, seconds)) / whole for seconds in self._at_own]
-        evenness = whole**2 / (sum(self._counts) * sum(map(mul, pushes, self._rates)))
-        return PushFlow(whole, mean[0], mean[1], mean[0] > on_own[0], mean[1] > on_own[1], evenness)
+        pull_seconds, push_seconds = self._longest(0), self._longest(1)
+        pulls_on_own, pushes_on_own = (sum(map(mul, self._counts, seconds)) for seconds in self._at_own)
+        return PushFlow(
+            pushes_per_second=whole,
+            pull_seconds=tuple(pull_seconds),
+            push_seconds=tuple(push_seconds),
+            pulls_at_servers=sum(map(mul, self._counts, pull_seconds)) > pulls_on_own,
+            pushes_at_servers=sum(map(mul, self._counts, push_seconds)) > pushes_on_own,
+            evenness=whole**2 / (sum(self._counts) * sum(map(mul, pushes, self._rates))),
+        )
 
     def _queues(self) -> list[list[float]]:
         """How many transfers of other machines are on a server's link at a time, [way, j]."""

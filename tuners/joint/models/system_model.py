@@ -105,17 +105,12 @@ class SystemModel:
             return False
         if self._rates_count:
             self._served |= {s.node: s.pull_bytes / s.pull_seconds for s in window.servers if s.pull_seconds > 0}
-        self._learn_transfers(setting, float(np.mean(pushes.pull_seconds)), float(np.mean(pushes.push_seconds)))
+        self._learn_transfers(setting, pushes)
         return True
 
     def flow(self, setting: Setting) -> PushFlow:
         """How often the job completes a push under `setting`, and what transfers take."""
-        machines, pull, push = self._machines(setting), self._pull.now(), self._push.now()
-        if not waits(setting):
-            return flow_of(machines, pull, push, _busy(setting) / len(setting.workers))
-        compute = self._compute_seconds(setting)
-        slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
-        return round_of_all(machines, slowest, pull, push)
+        return self._flow(setting, [machines for machines, _ in self._alike(setting)])
 
     def push_seconds(self, setting: Setting) -> float:
         """Mean seconds between two pushes of the job under `setting`."""
@@ -132,7 +127,7 @@ class SystemModel:
         if waits(setting):
             return [len(setting.workers) / found.pushes_per_second] * len(setting.workers)
         each = zip(setting.workers, self._compute_seconds(setting), strict=True)
-        mean = found.pull_seconds + found.push_seconds
+        mean = float(np.mean(found.pull_seconds) + np.mean(found.push_seconds))
         return [compute + self._transfers.get(worker, mean) for worker, compute in each]
 
     def served_per_second(self, server: str) -> float:
@@ -142,19 +137,33 @@ class SystemModel:
 
     # ------------------------------------------------------------------------------------------------- transfers, network
 
-    def _learn_transfers(self, setting: Setting, pull: float, push: float) -> None:
-        """Take in the mean seconds of pulls and of pushes, so that these are predicted for `setting`."""
+    def _learn_transfers(self, setting: Setting, pushes: Pushes) -> None:
+        """Take in the seconds of pulls and of pushes, so that they are predicted for `setting`, in the mean over workers.
+
+        Over pushes, the mean may fall where links are slower: workers that transfer little then make most of the pushes.
+        """
+        alike = self._alike(setting)
+        machines = [found for found, _ in alike]
+        working = [names for found, names in alike if found.compute_seconds is not None]
+        place = {name: i for i, names in enumerate(working) for name in names}
+        seen = [int(index) for index in np.unique(pushes.worker) if self._names[int(index)] in place]
+        classes = [place[self._names[index]] for index in seen]
+        pull, push = (
+            sum(float(np.mean(seconds[pushes.worker == index])) for index in seen)
+            for seconds in (pushes.pull_seconds, pushes.push_seconds)
+        )
         for _ in range(_FITS):
-            found, before = self.flow(setting), (*self._pull.now(), *self._push.now())
-            if not found.pull_seconds:
+            found, before = self._flow(setting, machines), (*self._pull.now(), *self._push.now())
+            pulls, pushed = (sum(way[i] for i in classes) for way in (found.pull_seconds, found.push_seconds))
+            if not pulls:
                 return  # nothing crosses a link
-            self._pull.scale((pull / found.pull_seconds) ** _STEP, at_servers=found.pull_at_servers)
-            self._push.scale((push / found.push_seconds) ** _STEP, at_servers=found.push_at_servers)
+            self._pull.scale((pull / pulls) ** _STEP, at_servers=found.pulls_at_servers)
+            self._push.scale((push / pushed) ** _STEP, at_servers=found.pushes_at_servers)
             if np.allclose((*self._pull.now(), *self._push.now()), before, rtol=_FITTED, atol=0):
                 return
 
-    def _machines(self, setting: Setting) -> list[AlikeMachines]:
-        """The machines of `setting`, those that are alike together."""
+    def _alike(self, setting: Setting) -> list[tuple[AlikeMachines, list[str]]]:
+        """The machines of `setting`, those that are alike together, with their names."""
         size = self._model_bytes * setting.transfer_bits / 32
         shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
         compute = dict(zip(setting.workers, self._compute_seconds(setting), strict=True))
@@ -164,14 +173,25 @@ class SystemModel:
             own = (1 - shares.get(name, 0.0)) * size / self._nodes[name].nic_bytes_per_second
             alike.setdefault((own, served, name in compute), []).append(name)
         return [
-            AlikeMachines(
-                count=len(names),
-                compute_seconds=_think([compute[n] for n in names]) if works else None,
-                own_seconds=own,
-                served_seconds=served if served >= 0 else None,
+            (
+                AlikeMachines(
+                    count=len(names),
+                    compute_seconds=_think([compute[n] for n in names]) if works else None,
+                    own_seconds=own,
+                    served_seconds=served if served >= 0 else None,
+                ),
+                names,
             )
             for (own, served, works), names in alike.items()
         ]
+
+    def _flow(self, setting: Setting, machines: Sequence[AlikeMachines]) -> PushFlow:
+        pull, push = self._pull.now(), self._push.now()
+        if not waits(setting):
+            return flow_of(machines, pull, push, _busy(setting) / len(setting.workers))
+        compute = self._compute_seconds(setting)
+        slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
+        return round_of_all(machines, slowest, pull, push)
 
     def _compute_seconds(self, setting: Setting) -> list[float]:
         """Of each worker, from a pull to the push; the slowest worker holds others back under a narrow bound."""

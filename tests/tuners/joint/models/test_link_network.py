@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from harness.scenario import scenario
+from tests.support.toy import job as toy_job
+from tests.support.toy import window
 from tuners.actions import Run
 from tuners.joint.models.link_network import AlikeMachines, LinkFactors, closed_network, flow_of, round_of_all
 from tuners.joint.models.system_model import SystemModel
@@ -46,7 +48,7 @@ def test_one_worker_waits_for_nobody():
     """It pulls twice as long as its own link takes, because the server's link is slower, and pushes as long."""
     found = flow_of([AlikeMachines(1, 3.0, 1.0, None), AlikeMachines(2, None, 0.0, 2.0)], AS_RATED, LinkFactors(1.0, 0.1))
     assert found.pushes_per_second == pytest.approx(1 / (3.0 + 2.0 + 1.0), rel=1e-3)
-    assert (found.pull_at_servers, found.push_at_servers, found.evenness) == (True, False, pytest.approx(1.0))
+    assert (found.pulls_at_servers, found.pushes_at_servers, found.evenness) == (True, False, pytest.approx(1.0))
 
 
 def test_alike_workers_and_servers_apart_are_one_queue():
@@ -54,7 +56,11 @@ def test_alike_workers_and_servers_apart_are_one_queue():
         kinds = [AlikeMachines(workers, 6.0, 1.0, None), AlikeMachines(2, None, 0.0, 0.8)]
         rate, (pull, push) = closed_network(6.0, [1.0, 1.0], [0.8, 0.8], workers)
         found = flow_of(kinds, AS_RATED, AS_RATED)
-        assert found[:3] == pytest.approx((rate, pull, push), rel=0.06)
+        assert found[:3] == (
+            pytest.approx(rate, rel=0.06),
+            (pytest.approx(pull, rel=0.06),),
+            (pytest.approx(push, rel=0.06),),
+        )
 
 
 def test_no_link_carries_more_than_it_can():
@@ -81,10 +87,10 @@ def test_a_machine_of_both_roles_has_one_link_for_what_it_pulls_and_what_others_
         for served, rest in ((1.0, []), (None, [AlikeMachines(3, None, 0.0, 1.0)]))
     )
     slow, fast = (flow_of(kinds, AS_RATED, AS_RATED) for kinds in (both, apart))
-    assert slow.pull_seconds > 1.1 * fast.pull_seconds
+    assert slow.pull_seconds[0] > 1.1 * fast.pull_seconds[0]
     # Where all wait, they pull at one time and push at another, and a machine sends nothing to itself.
     both_at_once, apart_at_once = (round_of_all(kinds, 4.0, AS_RATED, AS_RATED) for kinds in (both, apart))
-    assert (both_at_once.pull_seconds, apart_at_once.pull_seconds) == (2.0, 3.0)
+    assert (both_at_once.pull_seconds, apart_at_once.pull_seconds) == ((2.0,), (3.0,))
 
 
 def test_unlike_machines_of_one_or_both_roles_are_predicted_as_they_are_simulated():
@@ -114,3 +120,18 @@ def test_unlike_machines_of_one_or_both_roles_are_predicted_as_they_are_simulate
         truth.append(seen.seconds / seen.clocks)
     predicted = [model.push_seconds(s) for s in settings]
     np.testing.assert_allclose(predicted, truth, rtol=0.12)
+
+
+def test_links_are_not_taken_to_be_fast_where_a_worker_on_the_only_server_makes_most_pushes():
+    """Where links are slower, the others push less often, and the mean over pushes falls. Links were taken to be 50 times as
+    fast as they are rated, and seven workers to push 16 times as often as they do."""
+    of = toy_job()
+    setting = replace(of.start, workers=("n0", "n1"), servers=("n0",), policy="asp", loads=())
+    model = SystemModel(of)
+    rated = model.flow(setting).pull_seconds[1]
+    seen = window(of, [1.0] * 20, workers=setting.workers, compute=0.01)
+    others = np.arange(20) == 19  # one push in 20 is of the worker that is no server
+    pulls = np.where(others, 5 * rated, 0.0)
+    pushes = seen.pushes._replace(worker=others.astype(np.int32), pull_seconds=pulls, push_seconds=pulls)
+    model.learn(setting, replace(seen, pushes=pushes))
+    assert model.flow(setting).pull_seconds == pytest.approx((0.0, 5 * rated), rel=0.05)
