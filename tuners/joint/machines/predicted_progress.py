@@ -35,7 +35,7 @@ class PredictedProgress:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
             gain *= self._counting(setting)
             # The model learns mostly from the data of workers that push more often, and gradients of the others are older.
-            gain *= math.pow(flow.evenness, BATCH_GAIN)
+            gain *= flow.evenness
         if (self._heat is None or self.is_frugal) and not self._job.target.counts:
             # Nothing makes up for staleness, or only a lower rate, while every machine has its price: the gradients of all
             # workers are at one model, as those of a larger mini-batch.
