@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import truediv
 from statistics import median
 
 import numpy as np
@@ -144,22 +145,30 @@ class SystemModel:
         """
         alike = self._alike(setting)
         machines = [found for found, _ in alike]
-        working = [names for found, names in alike if found.compute_seconds is not None]
-        place = {name: i for i, names in enumerate(working) for name in names}
+        working = [(found, names) for found, names in alike if found.compute_seconds is not None]
+        place = {name: i for i, (_, names) in enumerate(working) for name in names}
         seen = [int(index) for index in np.unique(pushes.worker) if self._names[int(index)] in place]
         classes = [place[self._names[index]] for index in seen]
-        pull, push = (
-            sum(float(np.mean(seconds[pushes.worker == index])) for index in seen)
+        took = [
+            [float(np.mean(seconds[pushes.worker == index])) for index in seen]
             for seconds in (pushes.pull_seconds, pushes.push_seconds)
-        )
+        ]
+        ways = (self._pull, self._push)
+        own = sum(working[i][0].own_seconds for i in classes) / len(classes)
+        served = max(found.served_seconds or 0.0 for found in machines)
+        compute = [working[i][0].compute_seconds or 0.0 for i in classes]
+        at_servers = [
+            way.now().servers * served * (1 + others) > way.now().workers * own
+            for way, others in zip(ways, _transferring(setting, compute, took), strict=True)
+        ]
         for _ in range(_FITS):
-            found, before = self._flow(setting, machines), (*self._pull.now(), *self._push.now())
-            pulls, pushed = (sum(way[i] for i in classes) for way in (found.pull_seconds, found.push_seconds))
-            if not pulls:
+            found, before = self._flow(setting, machines), [way.now() for way in ways]
+            predicted = [sum(seconds[i] for i in classes) for seconds in (found.pull_seconds, found.push_seconds)]
+            if not all(predicted):
                 return  # nothing crosses a link
-            self._pull.scale((pull / pulls) ** _STEP, at_servers=found.pulls_at_servers)
-            self._push.scale((push / pushed) ** _STEP, at_servers=found.pushes_at_servers)
-            if np.allclose((*self._pull.now(), *self._push.now()), before, rtol=_FITTED, atol=0):
+            for way, seconds, whole, at in zip(ways, took, predicted, at_servers, strict=True):
+                way.scale((sum(seconds) / whole) ** _STEP, at_servers=at)
+            if np.allclose([way.now() for way in ways], before, rtol=_FITTED, atol=0):
                 return
 
     def _alike(self, setting: Setting) -> list[tuple[AlikeMachines, list[str]]]:
@@ -209,6 +218,16 @@ def _think(compute: Sequence[float]) -> float:
 def _busy(setting: Setting) -> int:
     """How many workers compute or transfer at a time."""
     return min(len(setting.workers), setting.staleness + 1) if setting.policy == "admit" else len(setting.workers)
+
+
+def _transferring(setting: Setting, compute: Sequence[float], took: Sequence[Sequence[float]]) -> list[float]:
+    """How many others a worker finds pulling, and how many pushing: by Little's law from the seconds that pulls and pushes
+    of each worker `took`, beside those that it computes; all of them where all begin at one time."""
+    others = len(setting.workers) - 1
+    if waits(setting):
+        return [others, others]
+    cycles = [sum(times) for times in zip(compute, *took, strict=True)]
+    return [others * sum(map(truediv, seconds, cycles)) / len(cycles) for seconds in took]
 
 
 def waits(setting: Setting) -> bool:

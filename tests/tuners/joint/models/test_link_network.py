@@ -48,7 +48,8 @@ def test_one_worker_waits_for_nobody():
     """It pulls twice as long as its own link takes, because the server's link is slower, and pushes as long."""
     found = flow_of([AlikeMachines(1, 3.0, 1.0, None), AlikeMachines(2, None, 0.0, 2.0)], AS_RATED, LinkFactors(1.0, 0.1))
     assert found.pushes_per_second == pytest.approx(1 / (3.0 + 2.0 + 1.0), rel=1e-3)
-    assert (found.pulls_at_servers, found.pushes_at_servers, found.evenness) == (True, False, pytest.approx(1.0))
+    assert (found.pull_seconds, found.push_seconds) == (pytest.approx((2.0,), rel=1e-3), pytest.approx((1.0,), rel=1e-3))
+    assert found.evenness == pytest.approx(1.0)
 
 
 def test_alike_workers_and_servers_apart_are_one_queue():
@@ -135,3 +136,18 @@ def test_links_are_not_taken_to_be_fast_where_a_worker_on_the_only_server_makes_
     pushes = seen.pushes._replace(worker=others.astype(np.int32), pull_seconds=pulls, push_seconds=pulls)
     model.learn(setting, replace(seen, pushes=pushes))
     assert model.flow(setting).pull_seconds == pytest.approx((0.0, 5 * rated), rel=0.05)
+
+
+def test_links_of_servers_that_became_slow_are_not_taken_for_those_of_workers():
+    """Three servers were throttled. The model took that for links of workers, and chose one server for all."""
+    of = toy_job()
+    workers = tuple(n.name for n in of.nodes[:-2])
+    two = replace(of.start, workers=workers, servers=tuple(n.name for n in of.nodes[-2:]), policy="asp", loads=())
+    model = SystemModel(of)
+    rated = np.mean(model.flow(two).pull_seconds)
+    count = 4 * len(workers)
+    model.learn(two, window(of, [1.0] * count, workers=workers, compute=rated, pull=rated))
+    model.learn(two, window(of, [1.0] * count, workers=workers, compute=rated, pull=8 * rated))
+    one = replace(two, servers=two.servers[:1])
+    assert np.mean(model.flow(two).pull_seconds) == pytest.approx(8 * rated, rel=0.05)
+    assert model.push_seconds(one) > 1.5 * model.push_seconds(two)
