@@ -146,7 +146,7 @@ def test_links_of_servers_that_became_slow_are_not_taken_for_those_of_workers():
     model = SystemModel(of)
     rated = np.mean(model.flow(two).pull_seconds)
     count = 4 * len(workers)
-    model.learn(two, window(of, [1.0] * count, workers=workers, compute=rated, pull=rated))
+    model.learn(two, window(of, [1.0] * count, workers=workers, compute=0.01 * rated, pull=3 * rated))
     model.learn(two, window(of, [1.0] * count, workers=workers, compute=rated, pull=8 * rated))
     one = replace(two, servers=two.servers[:1])
     assert np.mean(model.flow(two).pull_seconds) == pytest.approx(8 * rated, rel=0.05)
