@@ -153,6 +153,8 @@ class SystemModel:
             [float(np.mean(seconds[pushes.worker == index])) for index in seen]
             for seconds in (pushes.pull_seconds, pushes.push_seconds)
         ]
+        if not seen or not np.isfinite(took).all():
+            return  # only machines that work no more have pushed, or nobody has timed transfers
         ways = (self._pull, self._push)
         own = sum(working[i][0].own_seconds for i in classes) / len(classes)
         served = max(found.served_seconds or 0.0 for found in machines)

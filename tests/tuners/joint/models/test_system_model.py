@@ -85,6 +85,17 @@ def test_a_window_that_does_not_tell_compute_seconds_teaches_nothing():
     assert not model.knows
 
 
+@pytest.mark.parametrize("told", [{"workers": ("n2",)}, {"pull": math.nan}], ids=["of others", "without transfers"])
+def test_pushes_that_tell_nothing_of_transfers_leave_what_is_known_of_them(told):
+    of = toy_job()
+    two = replace(of.start, workers=("n0", "n1"), servers=("n3",), loads=())
+    model = SystemModel(of)
+    model.learn(two, window(of, [1.0] * 8, pull=0.5, workers=two.workers))
+    known = model.flow(two)
+    model.learn(two, window(of, [1.0] * 8, **{"workers": two.workers} | told))
+    assert model.flow(two).pull_seconds == pytest.approx(known.pull_seconds, rel=0.2)
+
+
 @pytest.mark.parametrize("policy", ["asp", "bsp"])
 def test_a_slower_machine_makes_every_push_later(policy):
     of = toy_job()
