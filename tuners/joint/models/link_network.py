@@ -44,6 +44,8 @@ class PushFlow(NamedTuple):
     pushes_per_second: float
     pull_seconds: tuple[float, ...]  # of each class of machines that work
     push_seconds: tuple[float, ...]  # the same
+    pulls_at_servers: bool  # whether it is the links of servers, and not those of workers, that pulls mostly wait for
+    pushes_at_servers: bool
     evenness: float  # of workers' shares of the pushes: 1 where these are equal, 1 / workers where one makes nearly all
 
 
@@ -72,6 +74,8 @@ def round_of_all(
         pushes_per_second=workers / (slowest_seconds + pulling + pushing),
         pull_seconds=(pulling,) * len(working),
         push_seconds=(pushing,) * len(working),
+        pulls_at_servers=pulling > pull.workers * own,
+        pushes_at_servers=pushing > push.workers * own,
         evenness=1.0,
     )
 
@@ -138,10 +142,14 @@ class _Network:
         """The flow by now."""
         pushes = [count * rate for count, rate in zip(self._counts, self._rates, strict=True)]
         whole = sum(pushes)
+        pulls, pushed = self._longest(0), self._longest(1)
+        pulls_on_own, pushed_on_own = (sum(map(mul, self._counts, seconds)) for seconds in self._at_own)
         return PushFlow(
             pushes_per_second=whole,
-            pull_seconds=tuple(self._longest(0)),
-            push_seconds=tuple(self._longest(1)),
+            pull_seconds=tuple(pulls),
+            push_seconds=tuple(pushed),
+            pulls_at_servers=sum(map(mul, self._counts, pulls)) > pulls_on_own,
+            pushes_at_servers=sum(map(mul, self._counts, pushed)) > pushed_on_own,
             evenness=whole**2 / (sum(self._counts) * sum(map(mul, pushes, self._rates))),
         )
 

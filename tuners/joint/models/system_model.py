@@ -168,8 +168,11 @@ class SystemModel:
             predicted = [sum(seconds[i] for i in classes) for seconds in (found.pull_seconds, found.push_seconds)]
             if not all(predicted):
                 return  # nothing crosses a link
-            for way, seconds, whole, at in zip(ways, took, predicted, at_servers, strict=True):
-                way.scale((sum(seconds) / whole) ** _STEP, at_servers=at)
+            binding = (found.pulls_at_servers, found.pushes_at_servers)
+            for way, seconds, whole, at, binds in zip(ways, took, predicted, at_servers, binding, strict=True):
+                ratio = sum(seconds) / whole
+                # Where transfers are quicker than predicted, the links that make them so long are quicker.
+                way.scale(ratio**_STEP, at_servers=at if ratio > 1 else binds)
             if np.allclose([way.now() for way in ways], before, rtol=_FITTED, atol=0):
                 return
 

@@ -151,3 +151,17 @@ def test_links_of_servers_that_became_slow_are_not_taken_for_those_of_workers():
     one = replace(two, servers=two.servers[:1])
     assert np.mean(model.flow(two).pull_seconds) == pytest.approx(8 * rated, rel=0.05)
     assert model.push_seconds(one) > 1.5 * model.push_seconds(two)
+
+
+def test_links_of_servers_are_not_taken_for_quick_where_those_of_workers_make_transfers_long():
+    """Servers' links were taken to be 16 times as fast as rated, step by step, and one server was chosen for 17 workers."""
+    of = toy_job()
+    workers = tuple(n.name for n in of.nodes[:-2])
+    two = replace(of.start, workers=workers, servers=tuple(n.name for n in of.nodes[-2:]), policy="asp", loads=())
+    model = SystemModel(of)
+    rated = np.mean(model.flow(two).pull_seconds)
+    for times in (2.0, *[0.9] * 5):
+        seen = window(of, [1.0] * 4 * len(workers), workers=workers, compute=rated, pull=times * rated)
+        model.learn(two, seen)
+    one = replace(two, servers=two.servers[:1])
+    assert model.push_seconds(one) > 1.2 * model.push_seconds(two)
