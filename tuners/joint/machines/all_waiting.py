@@ -53,7 +53,8 @@ class AllWaiting:
         free = replace(before, policy="asp", staleness=0)
         free = outer.scaled(free, 1 / outer.of(free))
         alone = training.push_seconds
-        gain = alone / self._system.push_seconds(free)
+        flow = self._system.flow(free)
+        gain = alone * flow.pushes_per_second * flow.evenness  # few workers that push most bring less
         if gain < _WORTH_NOT_WAITING:
             return
         why = f"nobody waits for others' local steps, on trial: {gain:.2f} times as many pushes"

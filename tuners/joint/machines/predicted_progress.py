@@ -12,7 +12,7 @@ from tuners.joint.models.system_model import SystemModel, waits
 
 __all__ = ["PredictedProgress"]
 
-_MANY_STEPS = 16  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
+_MANY_STEPS = 8  # local steps of a push whose copies are so far apart that it brings half of what as many pushes would
 
 
 class PredictedProgress:

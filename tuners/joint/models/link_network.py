@@ -69,13 +69,13 @@ def round_of_all(
     # A server that works has one user less: itself.
     users = [(m.served_seconds, workers - (m.compute_seconds is not None)) for m in machines]
     served = max(seconds * count for seconds, count in users if seconds is not None)
-    pulling, pushing = (max(f.workers * own, f.servers * served) for f in (pull, push))
+    pulls, pushes = (tuple(max(f.workers * m.own_seconds, f.servers * served) for m in working) for f in (pull, push))
     return PushFlow(
-        pushes_per_second=workers / (slowest_seconds + pulling + pushing),
-        pull_seconds=(pulling,) * len(working),
-        push_seconds=(pushing,) * len(working),
-        pulls_at_servers=pulling > pull.workers * own,
-        pushes_at_servers=pushing > push.workers * own,
+        pushes_per_second=workers / (slowest_seconds + max(pulls) + max(pushes)),
+        pull_seconds=pulls,
+        push_seconds=pushes,
+        pulls_at_servers=max(pulls) > pull.workers * own,
+        pushes_at_servers=max(pushes) > push.workers * own,
         evenness=1.0,
     )
 

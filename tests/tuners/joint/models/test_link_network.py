@@ -94,6 +94,14 @@ def test_a_machine_of_both_roles_has_one_link_for_what_it_pulls_and_what_others_
     assert (both_at_once.pull_seconds, apart_at_once.pull_seconds) == ((2.0,), (3.0,))
 
 
+def test_workers_of_unlike_links_that_wait_for_each_other_transfer_at_their_own_pace():
+    """All were predicted to take as long as the slowest, so that links seemed to be faster than they are rated."""
+    kinds = [AlikeMachines(3, 4.0, 6.0, None), AlikeMachines(3, 4.0, 1.0, None), AlikeMachines(1, None, 0.0, 0.1)]
+    found = round_of_all(kinds, 4.0, AS_RATED, AS_RATED)
+    assert found.pull_seconds == (6.0, 1.0)
+    assert found.pushes_per_second == pytest.approx(6 / (4.0 + 6.0 + 6.0))
+
+
 def test_unlike_machines_of_one_or_both_roles_are_predicted_as_they_are_simulated():
     """With one mean for all workers and their links, it was 2.6 times as slow as predicted where all six machines work and a
     slow one serves, and other numbers of machines with both roles were wrongly ordered."""
