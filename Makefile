@@ -64,8 +64,9 @@ suite: setup
 		{ echo 'The same again for tests that failed, one after another, with the values of assertions:'; \
 		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none --quick-code -q; exit 1; }
 
+# Beside other work, a test of 12 s has taken more than the two minutes that `make test` allows.
 slow: setup ## tests that take long: whole simulations of what tuners and papers claim
-	$(BIN)/python -m pytest -m 'slow or thorough' --hypothesis-profile thorough -n $(JOBS) --dist worksteal -q $(ARGS)
+	$(BIN)/python -m pytest -m 'slow or thorough' --timeout 600 --hypothesis-profile thorough -n $(JOBS) --dist worksteal -q $(ARGS)
 
 lint: setup ## style: ruff check and ruff format
 	$(BIN)/ruff check .
