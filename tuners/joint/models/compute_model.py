@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from tuners.actions import Job, Setting, Window
 
@@ -21,8 +21,7 @@ _SERIAL_SHARE = 0.1  # of a mini-batch's computing that more threads do not spee
 _NEWEST = 0.5  # weight of the newest measurement of a machine
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """What a device computes of a mini-batch: its samples, and the threads that compute them."""
 
     node: str
@@ -37,6 +36,7 @@ class ComputeModel:
     def __init__(self, job: Job) -> None:
         self._nodes = {n.name: n for n in job.nodes}
         self._seconds = dict[_Work, float]()  # measured
+        self._predicted = dict[_Work, float]()  # from what was measured, until more is; a choice asks for each many times
         # Compute seconds that do not depend on the mini-batch's size, in samples that would take as long.
         self._fixed_samples = _FIXED_SHARE / (1 - _FIXED_SHARE) * job.start.batch_size
 
@@ -51,10 +51,12 @@ class ComputeModel:
             for work, part in self._parts(setting, worker, window):
                 self._take(work, part * each / setting.steps_of(worker))
         self._fixed_samples = self._fitted_samples()
+        self._predicted.clear()
 
     def forget(self, nodes: frozenset[str]) -> None:
         """Forget what was measured on machines that may have changed."""
         self._seconds = {work: s for work, s in self._seconds.items() if work.node not in nodes}
+        self._predicted.clear()
 
     def seconds(self, setting: Setting, worker: str) -> float:
         """Seconds that a worker computes from a pull to the push: its slowest device, in all its local steps."""
@@ -114,6 +116,12 @@ class ComputeModel:
         return median(found) if found else self._fixed_samples
 
     def _compute(self, work: _Work) -> float:
+        """Seconds of a mini-batch."""
+        if work not in self._predicted:
+            self._predicted[work] = self._scaled_seconds(work)
+        return self._predicted[work]
+
+    def _scaled_seconds(self, work: _Work) -> float:
         """Seconds of a mini-batch: measured, or scaled from the most similar one on this device, on its kind, or on any."""
         own = self._scaled(work, [w for w in self._seconds if (w.node, w.device) == (work.node, work.device)])
         if own is not None:
