@@ -145,24 +145,23 @@ class SystemModel:
         """
         alike = self._alike(setting)
         machines = [found for found, _ in alike]
-        working = [(found, names) for found, names in alike if found.compute_seconds is not None]
-        place = {name: i for i, (_, names) in enumerate(working) for name in names}
+        working = [names for found, names in alike if found.compute_seconds is not None]
+        place = {name: i for i, names in enumerate(working) for name in names}
         seen = [int(index) for index in np.unique(pushes.worker) if self._names[int(index)] in place]
-        classes = [place[self._names[index]] for index in seen]
         took = [
             [float(np.mean(seconds[pushes.worker == index])) for index in seen]
             for seconds in (pushes.pull_seconds, pushes.push_seconds)
         ]
-        if not seen or not np.isfinite(took).all():
-            return  # only machines that work no more have pushed, or nobody has timed transfers
-        ways = (self._pull, self._push)
-        own = sum(working[i][0].own_seconds for i in classes) / len(classes)
-        served = max(found.served_seconds or 0.0 for found in machines)
-        compute = [working[i][0].compute_seconds or 0.0 for i in classes]
-        at_servers = [
-            way.now().servers * served * (1 + others) > way.now().workers * own
-            for way, others in zip(ways, _transferring(setting, compute, took), strict=True)
-        ]
+        if (
+            seen and np.isfinite(took).all()
+        ):  # else only machines that work no more have pushed, or nobody has timed transfers
+            self._fit(setting, machines, [place[self._names[index]] for index in seen], took)
+
+    def _fit(
+        self, setting: Setting, machines: Sequence[AlikeMachines], classes: Sequence[int], took: Sequence[Sequence[float]]
+    ) -> None:
+        """Fit the factors to what pulls, and what pushes, `took` by worker; `classes` has the class of each worker."""
+        ways, at_servers = (self._pull, self._push), self._would_wait_for_servers(setting, machines, classes, took)
         for _ in range(_FITS):
             found, before = self._flow(setting, machines), [way.now() for way in ways]
             predicted = [sum(seconds[i] for i in classes) for seconds in (found.pull_seconds, found.push_seconds)]
@@ -175,6 +174,17 @@ class SystemModel:
                 way.scale(ratio**_STEP, at_servers=at if ratio > 1 else binds)
             if np.allclose([way.now() for way in ways], before, rtol=_FITTED, atol=0):
                 return
+
+    def _would_wait_for_servers(
+        self, setting: Setting, machines: Sequence[AlikeMachines], classes: Sequence[int], took: Sequence[Sequence[float]]
+    ) -> list[bool]:
+        """Of pulls, and of pushes: whether a server takes longer for all that are in progress than a worker for its own."""
+        working = [m for m in machines if m.compute_seconds is not None]
+        own = sum(working[i].own_seconds for i in classes) / len(classes)
+        served = max(m.served_seconds or 0.0 for m in machines)
+        others = _transferring(setting, [working[i].compute_seconds or 0.0 for i in classes], took)
+        factors = (self._pull.now(), self._push.now())
+        return [f.servers * served * (1 + n) > f.workers * own for f, n in zip(factors, others, strict=True)]
 
     def _alike(self, setting: Setting) -> list[tuple[AlikeMachines, list[str]]]:
         """The machines of `setting`, those that are alike together, with their names."""
