@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ __all__ = [
     "by_split",
     "ceilings",
     "coverage",
+    "cycles",
     "errors",
     "missed",
     "missed_by_noise",
@@ -212,6 +214,22 @@ def by_split(predictions: Sequence[Prediction]) -> list[tuple[str, list[Predicti
         if p.workers and not p.group.endswith(COMPLETION):
             found.setdefault(p.split, []).append(p)
     return list(found.items())
+
+
+def cycles(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """A prediction of each recorded cycle. Several splits may predict the same one: that is no repetition."""
+    rows: Counter[tuple[str, int, str, str, float]] = Counter()
+    found = []
+    for _, split in by_split(predictions):
+        left = rows.copy()  # cycles that this split predicts as the ones before did
+        for p in split:
+            row = p.run, p.setting, p.group, p.label, p.recorded
+            if left[row]:
+                left[row] -= 1
+            else:
+                rows[row] += 1
+                found.append(p)
+    return found
 
 
 def off_level(held: Coverage) -> bool:

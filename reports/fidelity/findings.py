@@ -22,6 +22,7 @@ from reports.fidelity.errors import (
     by_split,
     ceilings,
     coverage,
+    cycles,
     errors,
     missed,
     missed_by_noise,
@@ -149,7 +150,7 @@ def simulation_error(made: Check) -> list[str]:
 
 def untold_noise(made: Check) -> list[str]:
     """What cannot be told of the noise of a recording without repetitions."""
-    rows = [p for _, some in by_split(made.predictions) for p in some]
+    rows = cycles(made.predictions)
     if not rows or repeated(rows):
         return []
     if any(p.recorded_error > 0 for p in rows):
@@ -177,6 +178,8 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
             "combinations of policy, workers and servers, or predict another recording with --fit and --predict."
         ]
     held = coverage(all_rows)
+    recorded = sum(len(cycles(made.predictions)) for made in checks)
+    twice = f" (of {recorded} that were recorded; some are predicted in more than one way)" * (recorded < len(all_rows))
     ranked = [e.tau for e, _ in found if math.isfinite(e.tau)]
     ends = dict.fromkeys(f"{tau(ranked):.2f}" for tau in (min, max) if ranked)
     said = [
@@ -185,8 +188,8 @@ def verdict_sentences(checks: Sequence[Check]) -> list[str]:
         f"(tau at least {TAU:g}, median error at most {MEDIAN:.0%}, 95th percentile at most {P95:.0%})."
         + f" Not counted: {single} of a single cycle, which has no order."
         * bool(single),
-        f"Over all {mine.rows} cycles that were not fitted, it is off by {share_text(mine.median)} in the median and "
-        f"{share_text(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
+        f"Over all {mine.rows} cycles that were not fitted{twice}, it is off by {share_text(mine.median)} in the median "
+        f"and {share_text(mine.p95)} at the 95th percentile. {_against_closed_forms([rows for *_, rows in every])}",
     ]
     exactly = [c.errors for *_, rows in every for c in ceilings(rows) if c.name == EXACT]
     if exactly:
@@ -329,7 +332,7 @@ def _is(count: int) -> str:
 
 def limits_of(made: Check) -> list[str]:
     """What a recording cannot tell, in sentences: what it does not have, and how far its own repetitions are apart."""
-    rows = [p for _, some in by_split(made.predictions) for p in some]
+    rows = cycles(made.predictions)
     if not rows:
         return []
     each = (("workers", "workers"), ("servers", "servers"), ("batch_size", "samples in a mini-batch"))

@@ -1,4 +1,5 @@
-"""Live runs beside simulated ones: how long each tuner took in both worlds, and whether both put the tuners in one order.
+"""Live runs beside simulated ones: how long each tuner took in both worlds, how far simulated times are off, and whether
+both worlds put the tuners in one order.
 
 How sure the order is: seeds are drawn again, with replacement, in each world by itself (bootstrap: Efron and Tibshirani
 1993, chapter 13), and their medians are compared as those of all seeds are.
@@ -82,30 +83,34 @@ def tau(rows: list[BesideRow]) -> float:
 
 
 class Agreement(NamedTuple):
-    """Whether both worlds put the tuners in one order."""
+    """Whether both worlds put the tuners in one order, and take as long."""
 
     tau: float  # nan for fewer than two tuners in both
     low: float  # 90 % interval of tau over resampled seeds; nan for fewer than three seeds that all tuners have
     high: float
     fastest: tuple[str, str]  # live, simulated
     same_fastest: float  # share of resampled seeds in which both worlds have the same fastest tuner; nan as above
+    median_error: float  # of simulated times, relative to live ones, over the tuners; nan as `tau`
+    largest_error: float
 
 
 def agreement_of(rows: list[BesideRow]) -> Agreement:
     """How far the tuners of `rows` that were played in both worlds are in the same order there."""
     both = [row for row in rows if not math.isnan(row.simulated_seconds)]
     if len(both) < 2:
-        return Agreement(math.nan, math.nan, math.nan, ("", ""), math.nan)
+        return Agreement(math.nan, math.nan, math.nan, ("", ""), math.nan, math.nan, math.nan)
     fastest = both[0].tuner, min(both, key=lambda row: row.simulated_seconds).tuner
+    off = [abs(row.simulated_seconds / row.live_seconds - 1) for row in both]
+    errors = float(np.median(off)), max(off)
     worlds = [_common([row.live_by_seed for row in both]), _common([row.simulated_by_seed for row in both])]
     if min(seconds.shape[1] for seconds in worlds) < _FEWEST_SEEDS:
-        return Agreement(tau(rows), math.nan, math.nan, fastest, math.nan)
+        return Agreement(tau(rows), math.nan, math.nan, fastest, math.nan, *errors)
     rng = np.random.default_rng(0)
     live, simulated = (_resampled(seconds, rng) for seconds in worlds)
     taus = [float(kendalltau(a, b).statistic) for a, b in zip(live, simulated, strict=True)]
     same = float((live.argmin(axis=1) == simulated.argmin(axis=1)).mean())
     low, high = np.nanquantile(taus, (0.05, 0.95))
-    return Agreement(tau(rows), float(low), float(high), fastest, same)
+    return Agreement(tau(rows), float(low), float(high), fastest, same, *errors)
 
 
 def _common(by_seed: list[dict[int, float]]) -> NDArray[np.float64]:
@@ -128,11 +133,14 @@ def agreement(rows: list[BesideRow]) -> str:
     said = f"Kendall's tau of the two orders: {found.tau:.2f}"
     live, simulated = found.fastest
     fastest = f"{live} is the fastest in both" if live == simulated else f"{live} is the fastest live, {simulated} simulated"
+    off = (
+        f"Simulated times are off by {found.median_error:.1%} in the median over tuners, {found.largest_error:.1%} at most."
+    )
     if math.isnan(found.low):
-        return f"{said}. {fastest}."
+        return f"{said}. {fastest}. {off}"
     return (
         f"{said} (90 % of resampled seeds: {found.low:.2f} to {found.high:.2f}). {fastest}; resampled seeds have the same "
-        f"fastest tuner in both worlds {percent(found.same_fastest)} of the time."
+        f"fastest tuner in both worlds {percent(found.same_fastest)} of the time. {off}"
     )
 
 

@@ -252,11 +252,45 @@ def test_how_sure_the_order_is_shows_in_resampled_seeds():
     )
     steady = {"a": [1, 1.1, 1.2], "b": [2, 2.1, 2.2]}
     turned = agreement_of(beside_rows(results(**steady), results(a=steady["b"], b=steady["a"]), "s"))
-    assert turned == (-1.0, -1.0, -1.0, ("a", "b"), 0.0)
+    assert turned[:5] == (-1.0, -1.0, -1.0, ("a", "b"), 0.0)
     few = beside_rows(results(a=[1, 2], b=[3, 4]), results(a=[1, 2], b=[3, 4]), "s")
     assert math.isnan(agreement_of(few).low)
-    assert agreement(few) == "Kendall's tau of the two orders: 1.00. a is the fastest in both."
+    assert agreement(few) == (
+        "Kendall's tau of the two orders: 1.00. a is the fastest in both. "
+        "Simulated times are off by 0.0% in the median over tuners, 0.0% at most."
+    )
     assert "fewer than two" in agreement(few[:1])
+
+
+def test_how_far_simulated_times_are_off():
+    """Medians over seeds of 10, 20 and 40 s are simulated as 9, 21 and 50; of the fourth tuner there is one world only."""
+    live, simulated = results(a=[9, 10, 11], b=[20], c=[40], d=[1]), results(a=[9], b=[21], c=[40, 50, 60])
+    found = agreement_of(beside_rows(live, simulated, "s"))
+    assert (found.median_error, found.largest_error) == (pytest.approx(0.1), pytest.approx(0.25))
+    said = agreement(beside_rows(live, simulated, "s"))
+    assert said.endswith("Simulated times are off by 10.0% in the median over tuners, 25.0% at most.")
+    assert math.isnan(agreement_of(beside_rows(live, simulated, "s")[:2]).median_error)  # one tuner in both worlds
+
+
+def test_the_released_contest_is_what_its_page_says():
+    """`reports/published/live-contest/runs.csv`, and what `reports/published/README.md` says of it."""
+    published = Path(__file__).parents[3] / "reports/published"
+    runs = pl.read_csv(published / "live-contest/runs.csv")
+    told = (published / "README.md").read_text()
+    found = []
+    for scenario in ("contest-equal", "contest-unlike"):
+        of = dict(runs.filter(pl.col("scenario") == scenario).group_by("tuner", maintain_order=True))
+        live, simulated = (results(**{name: r[column] for (name,), r in of.items()}) for column in runs.columns[-2:])
+        found.append(agreement_of(beside_rows(live, simulated, "s")))
+    ends = [[f"{end:.2f}".removesuffix(".00") for end in (each.low, each.high)] for each in found]
+    lines = (
+        [f"{each.tau:.2f} ({low} to {high})" for each, (low, high) in zip(found, ends, strict=True)],
+        [f"{100 * each.median_error:.1f} %, {100 * each.largest_error:.2g} %" for each in found],
+        [f"{each.fastest[0]} in both, {100 * each.same_fastest:.0f} %" for each in found],
+    )
+    assert all(each.fastest == ("asp", "asp") for each in found)
+    for equal, unlike in lines:
+        assert f" | {equal} | | {unlike} | |\n" in told
 
 
 @pytest.mark.live

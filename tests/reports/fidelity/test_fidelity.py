@@ -13,7 +13,16 @@ import pytest
 from scipy.stats import kendalltau
 
 from harness.cli import main
-from reports.fidelity.errors import EXACT_OF_CYCLES, Errors, best_closed_form, ceilings, coverage, errors, tau_interval
+from reports.fidelity.errors import (
+    EXACT_OF_CYCLES,
+    Errors,
+    best_closed_form,
+    ceilings,
+    coverage,
+    cycles,
+    errors,
+    tau_interval,
+)
 from reports.fidelity.fidelity_page import page, write
 from reports.fidelity.fidelity_table import tables
 from reports.fidelity.fidelity_table import text as terminal_text
@@ -166,6 +175,24 @@ def test_without_repetitions_it_is_said_that_noise_cannot_be_told():
     assert "exact prediction" not in text
     assert f"note: n{why}" in tables([replace(MADE, predictions=single)])[0]
     assert why not in tables([replace(MADE, predictions=REPEATED)])[0]
+
+
+def test_a_cycle_that_two_splits_predict_is_no_repetition():
+    """Five settings held out, three of which are predicted from smaller clusters as well."""
+    once = tuple(replace(p, setting=i, recorded_error=0.02) for i, p in enumerate(CYCLES))
+    larger = tuple(replace(p, split=LARGER, held_out=1.03 * p.recorded) for p in once[2:])
+    assert cycles((*once, *larger)) == list(once)
+    assert cycles((*larger, *once)) == [*larger, *once[:2]]
+    text = page([replace(MADE, predictions=(*once, *larger))])
+    assert "No setting was recorded twice" in text
+    assert "repetition of a setting" not in text
+    assert "recorded only once" not in text
+    assert (
+        "Over all 8 cycles that were not fitted (of 5 that were recorded; some are predicted in more than one way)" in text
+    )
+    assert "that were recorded; some" not in page([replace(MADE, predictions=once)])
+    twice = (*once, once[0])  # a job that comes to a setting again
+    assert cycles((*twice, *larger)) == list(twice)
 
 
 def test_without_repetitions_cycles_tell_what_an_exact_prediction_would_reach():
