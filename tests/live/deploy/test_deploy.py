@@ -199,6 +199,14 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     assert "\nNot applied: delays, losses, replay of [conditions]" in capsys.readouterr().out
     assert main(["deploy", "small.toml", "--emulate=nodes"]) == 0
     assert "Not emulated: the speed of links, delays, token buckets.\n" in capsys.readouterr().out
+    assert main(["deploy", "small.toml", "--emulate"]) == 0
+    assert (
+        "Emulated: the speed of nodes and links, and [conditions]. Not emulated: token buckets.\n" in capsys.readouterr().out
+    )
+    late = '{ nodes = ["n0"], delay_seconds = 0.1, start_seconds = 1.0 }'
+    (here / "small.toml").write_text(f"{SMALL}delays = [{late}]\n")
+    assert main(["deploy", "small.toml", "--emulate"]) == 0
+    assert "Not emulated: delays that come and go.\n" in capsys.readouterr().out
 
 
 def test_every_condition_is_said_or_has_no_effect_on_real_processes():

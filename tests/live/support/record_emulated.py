@@ -1,6 +1,6 @@
 """Records live jobs with the nodes, links and conditions of a scenario, to compare the simulator with. A script, for root:
 
-    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing]
+    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing six-delays]
 
 `chrt --rr 1` gives it real-time priority: whatever else the machine does, a mini-batch begins when its worker has slept. At
 usual priority, also at the highest, a kernel may let a process of lower priority go on for some milliseconds first.
@@ -103,6 +103,7 @@ class Design:
     rates: tuple[float, ...] = (_USUAL_RATE,) * len(_NODES)  # bytes per second, of each node's link
     speeds: tuple[float, ...] = (1.0,) * len(_NODES)
     conditions: str = ""  # of the scenario, besides the noise of mini-batches
+    delays: tuple[float, ...] = (0.0,) * len(_NODES)  # seconds in each direction, of each node's link
 
     def scenario(self, profiles: Path) -> str:
         """The scenario's text; the types of nodes are written to a file that it names."""
@@ -158,6 +159,12 @@ _COMPUTING = (
     *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160), (6, 2, 64))),
     *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 160), (6, 3, 64))),
 )
+_DELAYED = (
+    *(_setting("asp", w, s, 8, first) for w, s, first in ((1, 1, 0), (1, 1, 1), (1, 1, 4), (2, 1, 0), (2, 1, 2), (2, 1, 4))),
+    *(_setting("asp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+    *(_setting("bsp", w, s, 8, first) for w, s, first in ((2, 1, 0), (2, 1, 2), (3, 1, 0), (4, 2, 0), (6, 3, 0))),
+    *(_setting("ssp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+)
 DESIGNS = {
     "six-equal": Design("Hosts are equal.", _MANY),
     "six-unlike": Design(
@@ -172,6 +179,11 @@ DESIGNS = {
         conditions='stragglers = { nodes = ["n1", "n4"], mean_seconds = 0.02, sd_seconds = 0.01 }',
     ),
     "six-computing": Design("Hosts are equal; mini-batches are large, so that computing takes most of a cycle.", _COMPUTING),
+    "six-delays": Design(
+        "Hosts are equal, but the links of n1 and n4 delay what they carry, in both directions, by 10 and 4 ms.",
+        _DELAYED,
+        delays=(0.0, 0.01, 0.0, 0.0, 0.004, 0.0, 0.0, 0.0, 0.0),
+    ),
 }
 
 
@@ -192,7 +204,10 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     profiles = folder.parent / f"{name}-hosts.toml"
     spec = Spec(name, str(folder.parent / f"{name}.toml"), design.scenario(profiles), 0)
+    delays = {name: seconds for name, seconds in zip(_NODES, design.delays, strict=True) if seconds}
     given = {n: {"nic_bytes_per_second": r, "speed": s} for n, r, s in zip(_NODES, design.rates, design.speeds, strict=True)}
+    for name, seconds in delays.items():
+        given[name]["link_delay_seconds"] = seconds
     try:
         with launch.cluster(None) as offers, TraceWriter(folder, _origin(name), part_rows=1 << 20) as writer:
             placement = launch.place_nodes(spec.job.nodes, offers)
@@ -200,7 +215,7 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
                 spec = replace(spec, seed=repetition)
                 rates = dict(zip(_NODES, design.rates, strict=True))
                 with (
-                    launch.launch(placement, spec, emulates=True, rates=rates) as processes,
+                    launch.launch(placement, spec, emulates=True, rates=rates, delays=delays) as processes,
                     LiveSystem(spec, processes, emulates=True) as live,
                 ):
                     run = f"{name}/{repetition}"
