@@ -204,10 +204,10 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     profiles = folder.parent / f"{name}-hosts.toml"
     spec = Spec(name, str(folder.parent / f"{name}.toml"), design.scenario(profiles), 0)
-    delays = {name: seconds for name, seconds in zip(_NODES, design.delays, strict=True) if seconds}
+    delays = {node: seconds for node, seconds in zip(_NODES, design.delays, strict=True) if seconds}
     given = {n: {"nic_bytes_per_second": r, "speed": s} for n, r, s in zip(_NODES, design.rates, design.speeds, strict=True)}
-    for name, seconds in delays.items():
-        given[name]["link_delay_seconds"] = seconds
+    for node, seconds in delays.items():
+        given[node]["link_delay_seconds"] = seconds
     try:
         with launch.cluster(None) as offers, TraceWriter(folder, _origin(name), part_rows=1 << 20) as writer:
             placement = launch.place_nodes(spec.job.nodes, offers)
