@@ -105,6 +105,10 @@ class Design:
     conditions: str = ""  # of the scenario, besides the noise of mini-batches
     delays: tuple[float, ...] = (0.0,) * len(_NODES)  # seconds in each direction, of each node's link
 
+    def rate_of(self) -> dict[str, float]:
+        """Bytes per second of each node's link, by its name."""
+        return dict(zip(_NODES, self.rates, strict=True))
+
     def scenario(self, profiles: Path) -> str:
         """The scenario's text; the types of nodes are written to a file that it names."""
         kinds = list(zip(_NODES, self.rates, self.speeds, strict=True))
@@ -121,7 +125,7 @@ def _filled(text: str, values: Mapping[str, object]) -> str:
     return text
 
 
-def _setting(policy: str, workers: int, servers: int, batch: int, first: int = 0) -> Setting:
+def setting_of(policy: str, workers: int, servers: int, batch: int, first: int = 0) -> Setting:
     """So many workers, the first of which is number `first`, and so many servers."""
     mine = (_WORKERS[first:] + _WORKERS[:first])[:workers]
     return Setting(
@@ -135,35 +139,38 @@ def _setting(policy: str, workers: int, servers: int, batch: int, first: int = 0
 
 
 _MANY = (
-    *(_setting("asp", w, 1, b) for w, b in ((1, 8), (1, 32), (2, 8), (3, 8), (3, 32), (5, 8))),
-    *(_setting("asp", w, s, b) for w, s, b in ((2, 2, 8), (4, 2, 8), (4, 2, 32), (6, 2, 8), (3, 3, 8), (6, 3, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (5, 1, 8), (2, 2, 32), (4, 2, 8), (6, 2, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((3, 3, 8), (6, 3, 8))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 2, 8), (6, 3, 32))),
+    *(setting_of("asp", w, 1, b) for w, b in ((1, 8), (1, 32), (2, 8), (3, 8), (3, 32), (5, 8))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((2, 2, 8), (4, 2, 8), (4, 2, 32), (6, 2, 8), (3, 3, 8), (6, 3, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (5, 1, 8), (2, 2, 32), (4, 2, 8), (6, 2, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((3, 3, 8), (6, 3, 8))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 2, 8), (6, 3, 32))),
 )
 _UNLIKE = (
-    *(_setting("asp", 1, 1, 8, first) for first in (0, 1, 3)),
-    *(_setting("asp", 2, 1, 8, first) for first in (0, 2, 3)),
-    *(_setting("asp", w, s, b) for w, s, b in ((3, 1, 8), (4, 1, 8), (2, 2, 8), (4, 2, 8), (4, 2, 32))),
-    *(_setting("asp", w, s, b) for w, s, b in ((6, 2, 8), (6, 3, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (2, 2, 32), (4, 2, 8), (6, 2, 32), (6, 3, 8))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 3, 32))),
+    *(setting_of("asp", 1, 1, 8, first) for first in (0, 1, 3)),
+    *(setting_of("asp", 2, 1, 8, first) for first in (0, 2, 3)),
+    *(setting_of("asp", w, s, b) for w, s, b in ((3, 1, 8), (4, 1, 8), (2, 2, 8), (4, 2, 8), (4, 2, 32))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((6, 2, 8), (6, 3, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (2, 2, 32), (4, 2, 8), (6, 2, 32), (6, 3, 8))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 3, 32))),
 )
 _FEW = tuple(
-    _setting(p, w, s, 8)
+    setting_of(p, w, s, 8)
     for p, (w, s) in product(("asp", "bsp", "ssp"), ((2, 1), (3, 1), (4, 2), (6, 3)))
     if not (p == "ssp" and w == 2)
 )
 _COMPUTING = (
-    *(_setting("asp", w, s, b) for w, s, b in ((1, 1, 64), (1, 1, 160), (2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160), (6, 2, 64))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 160), (6, 3, 64))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((1, 1, 64), (1, 1, 160), (2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160), (6, 2, 64))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 160), (6, 3, 64))),
 )
 _DELAYED = (
-    *(_setting("asp", w, s, 8, first) for w, s, first in ((1, 1, 0), (1, 1, 1), (1, 1, 4), (2, 1, 0), (2, 1, 2), (2, 1, 4))),
-    *(_setting("asp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
-    *(_setting("bsp", w, s, 8, first) for w, s, first in ((2, 1, 0), (2, 1, 2), (3, 1, 0), (4, 2, 0), (6, 3, 0))),
-    *(_setting("ssp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+    *(
+        setting_of("asp", w, s, 8, first)
+        for w, s, first in ((1, 1, 0), (1, 1, 1), (1, 1, 4), (2, 1, 0), (2, 1, 2), (2, 1, 4))
+    ),
+    *(setting_of("asp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+    *(setting_of("bsp", w, s, 8, first) for w, s, first in ((2, 1, 0), (2, 1, 2), (3, 1, 0), (4, 2, 0), (6, 3, 0))),
+    *(setting_of("ssp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
 )
 DESIGNS = {
     "six-equal": Design("Hosts are equal.", _MANY),
@@ -213,7 +220,7 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
             placement = launch.place_nodes(spec.job.nodes, offers)
             for repetition in range(_REPETITIONS):
                 spec = replace(spec, seed=repetition)
-                rates = dict(zip(_NODES, design.rates, strict=True))
+                rates = design.rate_of()
                 with (
                     launch.launch(placement, spec, emulates=True, rates=rates, delays=delays) as processes,
                     LiveSystem(spec, processes, emulates=True) as live,
