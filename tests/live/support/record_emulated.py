@@ -1,6 +1,6 @@
 """Records live jobs with the nodes, links and conditions of a scenario, to compare the simulator with. A script, for root:
 
-    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing six-delays]
+    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-delays ...]
 
 `chrt --rr 1` gives it real-time priority: whatever else the machine does, a mini-batch begins when its worker has slept. At
 usual priority, also at the highest, a kernel may let a process of lower priority go on for some milliseconds first.
@@ -22,11 +22,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -34,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import why_not
+from harness.live.processes.emulated_links import EmulatedLinks, emulated_links, why_not
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from simulators.cluster.profiles import node_seconds
@@ -104,6 +107,7 @@ class Design:
     speeds: tuple[float, ...] = (1.0,) * len(_NODES)
     conditions: str = ""  # of the scenario, besides the noise of mini-batches
     delays: tuple[float, ...] = (0.0,) * len(_NODES)  # seconds in each direction, of each node's link
+    congestion_control: str = ""  # of TCP, as Linux calls it; "": the machine's own, which was BBR
 
     def rate_of(self) -> dict[str, float]:
         """Bytes per second of each node's link, by its name."""
@@ -172,6 +176,7 @@ _DELAYED = (
     *(setting_of("bsp", w, s, 8, first) for w, s, first in ((2, 1, 0), (2, 1, 2), (3, 1, 0), (4, 2, 0), (6, 3, 0))),
     *(setting_of("ssp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
 )
+_DELAYS = (0.0, 0.01, 0.0, 0.0, 0.004, 0.0, 0.0, 0.0, 0.0)
 DESIGNS = {
     "six-equal": Design("Hosts are equal.", _MANY),
     "six-unlike": Design(
@@ -189,7 +194,13 @@ DESIGNS = {
     "six-delays": Design(
         "Hosts are equal, but the links of n1 and n4 delay what they carry, in both directions, by 10 and 4 ms.",
         _DELAYED,
-        delays=(0.0, 0.01, 0.0, 0.0, 0.004, 0.0, 0.0, 0.0, 0.0),
+        delays=_DELAYS,
+    ),
+    "six-delays-reno": Design(
+        "As `six-delays`, with Reno's congestion control in place of BBR.",
+        _DELAYED,
+        delays=_DELAYS,
+        congestion_control="reno",
     ),
 }
 
@@ -222,6 +233,7 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
                 spec = replace(spec, seed=repetition)
                 rates = design.rate_of()
                 with (
+                    _controlled(design.congestion_control),
                     launch.launch(placement, spec, emulates=True, rates=rates, delays=delays) as processes,
                     LiveSystem(spec, processes, emulates=True) as live,
                 ):
@@ -234,6 +246,22 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
                     )
     finally:
         profiles.unlink()
+
+
+@contextmanager
+def _controlled(congestion_control: str) -> Iterator[None]:
+    """Have the sockets of emulated links use that congestion control, unless it is ""."""
+
+    @contextmanager
+    def made(rates: Mapping[str, float], delays: Mapping[str, float]) -> Iterator[EmulatedLinks]:
+        with emulated_links(rates, delays) as links:
+            for node in (*rates, "") if congestion_control else ():
+                write = f"echo {congestion_control} > /proc/sys/net/ipv4/tcp_congestion_control"
+                subprocess.run(["nsenter", f"--net={links.of(node)[1]}", "sh", "-c", write], check=True)  # noqa: S603, S607
+            yield links
+
+    with patch.object(launch, "emulated_links", made):
+        yield
 
 
 def _visit(live: LiveSystem, spec: Spec, recorder: Recorder, settings: Iterator[Setting], cycles: int) -> None:
