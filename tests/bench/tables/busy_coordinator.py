@@ -1,11 +1,11 @@
-"""Measures how long cycles take while the coordinator's link is busy. A script, for root:
+"""Prints how long cycles take while the coordinator's link is busy.
 
-    chrt --rr 1 python tests/live/support/busy_coordinator.py
+chrt --rr 1 python -m tests.bench.tables.busy_coordinator: ten minutes, for root.
 
-The hosts are those of `six-equal` (`record_emulated.py`). Each setting is measured in four states, in turn: *free*, where
-the coordinator and the driver have a link that is not shaped; *shaped*, where it carries 6 MB/s; *busy*, where it also sends
-3 MB/s to a machine that has no part in the job; and *elsewhere*, where that machine sends as much to the coordinator, whose
-link is free. Prints the milliseconds of a cycle, a repetition after the other.
+The hosts are those of `six-equal` (`tests/live/support/record_emulated.py`). Each setting is measured in four states, in
+turn: *free*, where the coordinator and the driver have a link that is not shaped; *shaped*, where it carries 6 MB/s; *busy*,
+where it also sends 3 MB/s to a machine that has no part in the job; and *elsewhere*, where that machine sends as much to the
+coordinator, whose link is free. Prints the milliseconds of a cycle, a repetition after the other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from unittest.mock import patch
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
