@@ -52,6 +52,7 @@ _FILLED = 0.9  # of what a lone worker's transfers seem to have, the part from w
 _SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second", "switch_bytes_per_second")
 LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
+_CONFIRMED = 2.0  # times as many messages follow each other where the protocol, or TCP, waits for an answer to each
 _UNKNOWN = 10.0  # times its guess: the most that a refused constant may be where the rows tell nothing of it
 _MOST = 0.975  # quantile of a constant's error; as it cannot be below 0, 95 % of what it may be are below
 _TELLING = 1e-3  # singular value above which shares of cycles tell a combination of constants
@@ -239,11 +240,14 @@ class TimesSolution:
         """The constants with one of the `refused` ones as large as it may be (95 %), by that one: each whose default is 0.
 
         The others are fitted to that. How large it may be is told by a linear model, at most `_UNKNOWN` guesses, and halved
-        until the rows do not contradict the result.
+        until the rows do not contradict the result. Rows without a delayed link tell nothing of `delay_messages`.
         """
-        kept = self.constants
+        kept, refused = self.constants, list(refused)
         names = [name for name in refused if getattr(kept, name) == 0 and name not in self.free]
-        return {name: self._moved(name, self.problem.guess(name)) for name in names}
+        found = {name: self._moved(name, self.problem.guess(name)) for name in names}
+        if "delay_messages" in refused:
+            found["delay_messages"] = replace(kept, delay_messages=_CONFIRMED * kept.delay_messages)
+        return found
 
     def with_least_exponent(self) -> Constants:
         """The constants with updates that further servers make as little faster as may be (95 %), the others fitted to that.

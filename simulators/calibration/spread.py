@@ -9,10 +9,11 @@ Of these errors, the first three are independent of each other, on a logarithmic
 * of the recorded mean: fewer recorded cycles have a less certain mean (`Row.error`), of fitted rows and of predicted ones.
 
 Constants that the fitted rows do not determine add to that: each of `Fit.alternatives` predicts something else. Such a
-constant is 0 in the fit, and can only be larger, so each of these errors is on one side. Queues grow faster than it does,
-so the error is taken where the constant is as large as it may be, and is a half-width already. Squares of half-widths are
-added. How much faster updates are on numbers of servers that were not fitted may not be told, either: then there is an
-alternative in which they are as little faster as the fitted rows allow (`Fit.least_exponent`).
+constant is 0 in the fit, or counts the messages that delays of links hold up, and can only be larger, so each of these
+errors is on one side. Queues grow faster than it does, so the error is taken where the constant is as large as it may be,
+and is a half-width already. Squares of half-widths are added. How much faster updates are on numbers of servers that were
+not fitted may not be told, either: then there is an alternative in which they are as little faster as the fitted rows allow
+(`Fit.least_exponent`).
 
 Forms of the network that the fitted rows do not tell apart (`Fit.rivals`) predict something else, too. The distribution is
 then a mixture over them, each at the place of its own prediction and with its chance; the interval leaves as much out on

@@ -44,7 +44,7 @@ from harness.machines.machine import cores
 from harness.record import MADE_BY
 from harness.scenario import Scenario, parse, system
 from harness.score import score
-from simulators.cluster.conditions import Replay
+from simulators.cluster.conditions import LinkDelay, Replay
 from simulators.cluster.trace_driven import roles
 from traces.exchanges import Exchange
 from traces.parts import Origin, TraceWriter
@@ -159,6 +159,7 @@ def _played(
             insecure=wanted.live.insecure,
             emulates=emulates,
             rates=rates,
+            delays=_delays(wanted),
             join_seconds=wanted.live.limits.join_seconds,
             silent_seconds=wanted.live.limits.silent_seconds,
         ) as processes:
@@ -272,7 +273,11 @@ def _not_applied(wanted: Deployment) -> list[str]:
     given = [name for name in _SIMULATED if getattr(conditions, name)]
     if wanted.live.emulate:
         missing = [] if wanted.live.emulate == "all" else ["the speed of links"]
-        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0) + ["delays"] * bool(conditions.delays)
+        missing += ["latency"] * (wanted.scenario.cluster.latency_seconds > 0)
+        if wanted.live.emulate == "all":
+            missing += ["delays that come and go"] * (not all(map(_lasts, conditions.delays)))
+        else:
+            missing += ["delays"] * bool(conditions.delays)
         missing += ["token buckets"] * (bool(conditions.buckets) or "bandwidth" in roles(conditions.replay or Replay()))
         left_out = f" Not emulated: {', '.join(missing)}." if missing else ""
         return [f"Emulated: the speed of nodes{' and links' * (wanted.live.emulate == 'all')}, and [conditions].{left_out}"]
@@ -282,6 +287,20 @@ def _not_applied(wanted: Deployment) -> list[str]:
         f"Not applied: {', '.join(given)} of [conditions]; live hosts have conditions of their own. Give --emulate to have "
         "them emulated."
     ]
+
+
+def _lasts(delay: LinkDelay) -> bool:
+    """Whether a link is delayed from the start to the end."""
+    return not (delay.start_seconds or delay.seconds or delay.every_seconds)
+
+
+def _delays(wanted: Deployment) -> dict[str, float]:
+    """Seconds, in each direction, that links of nodes are delayed from the start to the end."""
+    found: dict[str, float] = {}
+    for delay in filter(_lasts, wanted.scenario.conditions.delays):
+        for node in delay.nodes:
+            found[node] = found.get(node, 0.0) + delay.delay_seconds
+    return found
 
 
 def _rates(wanted: Deployment) -> dict[str, float] | None:

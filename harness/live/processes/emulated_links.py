@@ -1,4 +1,5 @@
-"""Links as fast as the scenario's: each node's sockets live in a network namespace of its own, behind a shaped link.
+"""Links as fast, and as slow to answer, as the scenario's: each node's sockets live in a network namespace of its own,
+behind a shaped link.
 
 A process enters the namespace of its node only to open its sockets (`in_network`): libzmq connects and listens there from
 then on, and Ray is where it was. The namespaces have no names. Processes that end with the driver keep them, so nothing is
@@ -13,9 +14,10 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +35,7 @@ _WIRE_SHARE = 1514 / 1448  # `tc` counts headers, of Ethernet, IP and TCP, in ev
 _UNSHAPED_BYTES_PER_SECOND = 5e8  # a link between namespaces is hardly faster than this
 _START_SECONDS = 10.0  # for `unshare` to make a network, which takes milliseconds: longer means that it never will
 _NEW_NETWORK = 0x40000000
+_NO_DELAYS: Mapping[str, float] = {}
 
 T = TypeVar("T")
 
@@ -57,13 +60,14 @@ class EmulatedLinks:
 
 
 @contextmanager
-def emulated_links(rates: Mapping[str, float]) -> Iterator[EmulatedLinks]:
-    """Namespaces for nodes with these rates, bytes per second in each direction. Raises ValueError where that cannot be."""
+def emulated_links(rates: Mapping[str, float], delays: Mapping[str, float] = _NO_DELAYS) -> Iterator[EmulatedLinks]:
+    """Namespaces for nodes with these `rates`, bytes per second in each direction, and `delays`, seconds in each direction,
+    of some of them. Raises ValueError where that cannot be."""
     if reason := why_not():
         raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")
     with ExitStack() as kept:
         try:
-            yield EmulatedLinks(dict(_made(kept, rates)))
+            yield EmulatedLinks(dict(_made(kept, rates, delays)))
         except subprocess.CalledProcessError as error:
             said = " ".join(error.stderr.split())
             raise ValueError(
@@ -78,33 +82,53 @@ def shape(bytes_per_second: float) -> str:
     return f"tbf rate {round(on_the_wire)}bps burst {burst} limit {_QUEUE_BYTES}"
 
 
-def _made(kept: ExitStack, rates: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
-    switch = _namespace(kept)
+def _made(kept: ExitStack, rates: Mapping[str, float], delays: Mapping[str, float]) -> Iterator[tuple[str, tuple[str, str]]]:
+    switch, delayed = _namespace(kept), list[str]()
     _run(switch, "ip link add switch type bridge")
     _run(switch, "ip link set switch up")
     for number, (node, rate) in enumerate({"": float("inf"), **rates}.items(), start=1):
         pid, address = _namespace(kept), f"10.0.{number >> 8}.{number & 255}"
         _run(switch, f"ip link add p{number} type veth peer name eth0 netns {pid}")
-        _run(switch, f"ip link set p{number} master switch up")
+        if node in delays:
+            _run(switch, f"ip link add d{number} type veth peer name s{number}")
+            _run(switch, f"ip link set s{number} master switch up")
+            for device in (f"p{number}", f"d{number}"):
+                _run(switch, f"ip link set {device} up")
+            delayed += [f"p{number}", f"d{number}", repr(delays[node])]
+        else:
+            _run(switch, f"ip link set p{number} master switch up")
         for command in ("link set lo up", f"addr add {address}/16 dev eth0", "link set eth0 up"):
             _run(pid, f"ip {command}")
         if rate < _UNSHAPED_BYTES_PER_SECOND:
             for where, device in ((pid, "eth0"), (switch, f"p{number}")):
                 _run(where, f"tc qdisc add dev {device} root {shape(rate)}")
         yield node, (address, f"/proc/{pid}/ns/net")
+    if delayed:
+        program = Path(__file__).with_name("delayed_links.py")
+        inside = ["nsenter", f"--net=/proc/{switch}/ns/net", sys.executable, "-I", str(program), *delayed]
+        said = _started(kept, inside).stdout
+        if said is None or not said.readline():
+            raise ValueError("Cannot emulate delays of links: this process may not read frames. Use --emulate=nodes.")
 
 
-def _namespace(kept: ExitStack) -> int:
-    """A process with a network of its own, which ends with us: the other end of its standard input closes then.
+def _started(kept: ExitStack, command: Sequence[str]) -> subprocess.Popen[str]:
+    """A process that ends with us: the other end of its standard input closes then.
 
     It has signals blocked that a terminal, `timeout` or Slurm send to all processes: the last checkpoint needs the links.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
-        process = kept.enter_context(subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE))  # noqa: S607
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        kept.enter_context(process)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     kept.callback(process.kill)
+    return process
+
+
+def _namespace(kept: ExitStack) -> int:
+    """A process with a network of its own."""
+    process = _started(kept, ["unshare", "--net", "cat"])
     ours, until = Path("/proc/self/ns/net").readlink(), time.monotonic() + _START_SECONDS
     while Path(f"/proc/{process.pid}/ns/net").readlink() == ours:
         if time.monotonic() > until or process.poll() is not None:

@@ -101,17 +101,18 @@ def launch(
     insecure: bool = False,
     emulates: bool = False,
     rates: Mapping[str, float] | None = None,
+    delays: Mapping[str, float] | None = None,
     join_seconds: float = 300.0,
     silent_seconds: float = SILENT_SECONDS,
 ) -> Iterator[JobProcesses]:
     """Start the coordinator's process; the others are started through what is yielded. All of them end with the context.
 
     `insecure`: processes also start on machines on which Ray has neither a token nor TLS. `emulates`: mini-batches take as
-    long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. `join_seconds`: longest wait for
-    the coordinator's process. `silent_seconds`: a process that is not heard for so long is replaced. Raises ValueError if
-    the cluster has no room now.
+    long as the scenario says. `rates`: links of nodes that are emulated, bytes per second. `delays`: of some of these links,
+    seconds in each direction. `join_seconds`: longest wait for the coordinator's process. `silent_seconds`: a process that
+    is not heard for so long is replaced. Raises ValueError if the cluster has no room now.
     """
-    with private_folder() as folder, emulated_links(rates) if rates else nullcontext() as links:
+    with private_folder() as folder, emulated_links(rates, delays or {}) if rates else nullcontext() as links:
         processes = JobProcesses(
             placement,
             spec,

@@ -38,6 +38,7 @@ from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
+from harness.live.processes.emulated_links import why_not
 from harness.live.protocol.messages import server
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask
@@ -199,6 +200,16 @@ def test_conditions_that_are_only_simulated_are_named_beforehand(here, capsys):
     assert "\nNot applied: delays, losses, replay of [conditions]" in capsys.readouterr().out
     assert main(["deploy", "small.toml", "--emulate=nodes"]) == 0
     assert "Not emulated: the speed of links, delays, token buckets.\n" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    ("when", "missing"), [("", ""), (", start_seconds = 1.0", " Not emulated: delays that come and go.")]
+)
+def test_delays_of_links_are_emulated_where_they_last(here, capsys, when, missing):
+    (here / "small.toml").write_text(f'{SMALL}delays = [{{ nodes = ["n0"], delay_seconds = 0.1{when} }}]\n')
+    assert main(["deploy", "small.toml", "--emulate"]) == 0
+    assert f"Emulated: the speed of nodes and links, and [conditions].{missing}\n" in capsys.readouterr().out
 
 
 def test_every_condition_is_said_or_has_no_effect_on_real_processes():

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -78,6 +79,32 @@ def test_messages_of_two_nodes_pass_their_links_and_the_machine_keeps_its_networ
         assert Path("/proc/thread-self/ns/net").readlink() == before
         assert set(Path("/sys/class/net").iterdir()) == devices
     assert not Path(a).exists()
+
+
+@needs_root
+def test_messages_over_a_delayed_link_take_so_much_longer_each_way():
+    with (
+        emulated_links({"a": 1e8, "b": 1e8, "c": 1e8}, {"a": 0.05, "b": 0.03}) as made,
+        closing(in_network(made.of("a")[1], lambda: socket.create_server((made.of("a")[0], 0)))) as server,
+    ):
+
+        def seconds_from(node):
+            begun = time.monotonic()
+            line = in_network(made.of(node)[1], lambda: socket.create_connection(server.getsockname()))
+            with line, server.accept()[0] as other:
+                took = time.monotonic() - begun
+                sending = threading.Thread(target=line.sendall, args=(bytes(range(256)) * 4096,))
+                sending.start()
+                received = b""
+                while len(received) < 256 * 4096:
+                    received += other.recv(1 << 16)
+                sending.join()
+            assert received == bytes(range(256)) * 4096  # in order, and whole
+            return took
+
+        assert seconds_from("c") >= 2 * 0.05  # there and back
+        assert seconds_from("b") >= 2 * (0.05 + 0.03)
+        assert min(seconds_from("a") for _ in range(20)) < 0.05  # to itself
 
 
 @needs_root

@@ -1,6 +1,6 @@
 """Records live jobs with the nodes, links and conditions of a scenario, to compare the simulator with. A script, for root:
 
-    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-stragglers six-computing]
+    chrt --rr 1 python tests/live/support/record_emulated.py [six-equal six-unlike six-delays ...]
 
 `chrt --rr 1` gives it real-time priority: whatever else the machine does, a mini-batch begins when its worker has slept. At
 usual priority, also at the highest, a kernel may let a process of lower priority go on for some milliseconds first.
@@ -22,11 +22,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -34,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from harness.live.driver.system import LiveSystem
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import why_not
+from harness.live.processes.emulated_links import EmulatedLinks, emulated_links, why_not
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from simulators.cluster.profiles import node_seconds
@@ -103,6 +106,12 @@ class Design:
     rates: tuple[float, ...] = (_USUAL_RATE,) * len(_NODES)  # bytes per second, of each node's link
     speeds: tuple[float, ...] = (1.0,) * len(_NODES)
     conditions: str = ""  # of the scenario, besides the noise of mini-batches
+    delays: tuple[float, ...] = (0.0,) * len(_NODES)  # seconds in each direction, of each node's link
+    congestion_control: str = ""  # of TCP, as Linux calls it; "": the machine's own, which was BBR
+
+    def rate_of(self) -> dict[str, float]:
+        """Bytes per second of each node's link, by its name."""
+        return dict(zip(_NODES, self.rates, strict=True))
 
     def scenario(self, profiles: Path) -> str:
         """The scenario's text; the types of nodes are written to a file that it names."""
@@ -120,7 +129,7 @@ def _filled(text: str, values: Mapping[str, object]) -> str:
     return text
 
 
-def _setting(policy: str, workers: int, servers: int, batch: int, first: int = 0) -> Setting:
+def setting_of(policy: str, workers: int, servers: int, batch: int, first: int = 0) -> Setting:
     """So many workers, the first of which is number `first`, and so many servers."""
     mine = (_WORKERS[first:] + _WORKERS[:first])[:workers]
     return Setting(
@@ -134,30 +143,40 @@ def _setting(policy: str, workers: int, servers: int, batch: int, first: int = 0
 
 
 _MANY = (
-    *(_setting("asp", w, 1, b) for w, b in ((1, 8), (1, 32), (2, 8), (3, 8), (3, 32), (5, 8))),
-    *(_setting("asp", w, s, b) for w, s, b in ((2, 2, 8), (4, 2, 8), (4, 2, 32), (6, 2, 8), (3, 3, 8), (6, 3, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (5, 1, 8), (2, 2, 32), (4, 2, 8), (6, 2, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((3, 3, 8), (6, 3, 8))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 2, 8), (6, 3, 32))),
+    *(setting_of("asp", w, 1, b) for w, b in ((1, 8), (1, 32), (2, 8), (3, 8), (3, 32), (5, 8))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((2, 2, 8), (4, 2, 8), (4, 2, 32), (6, 2, 8), (3, 3, 8), (6, 3, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (5, 1, 8), (2, 2, 32), (4, 2, 8), (6, 2, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((3, 3, 8), (6, 3, 8))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 2, 8), (6, 3, 32))),
 )
 _UNLIKE = (
-    *(_setting("asp", 1, 1, 8, first) for first in (0, 1, 3)),
-    *(_setting("asp", 2, 1, 8, first) for first in (0, 2, 3)),
-    *(_setting("asp", w, s, b) for w, s, b in ((3, 1, 8), (4, 1, 8), (2, 2, 8), (4, 2, 8), (4, 2, 32))),
-    *(_setting("asp", w, s, b) for w, s, b in ((6, 2, 8), (6, 3, 32))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (2, 2, 32), (4, 2, 8), (6, 2, 32), (6, 3, 8))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 3, 32))),
+    *(setting_of("asp", 1, 1, 8, first) for first in (0, 1, 3)),
+    *(setting_of("asp", 2, 1, 8, first) for first in (0, 2, 3)),
+    *(setting_of("asp", w, s, b) for w, s, b in ((3, 1, 8), (4, 1, 8), (2, 2, 8), (4, 2, 8), (4, 2, 32))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((6, 2, 8), (6, 3, 32))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 8), (3, 1, 32), (2, 2, 32), (4, 2, 8), (6, 2, 32), (6, 3, 8))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 8), (4, 2, 8), (6, 3, 32))),
 )
 _FEW = tuple(
-    _setting(p, w, s, 8)
+    setting_of(p, w, s, 8)
     for p, (w, s) in product(("asp", "bsp", "ssp"), ((2, 1), (3, 1), (4, 2), (6, 3)))
     if not (p == "ssp" and w == 2)
 )
 _COMPUTING = (
-    *(_setting("asp", w, s, b) for w, s, b in ((1, 1, 64), (1, 1, 160), (2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160))),
-    *(_setting("bsp", w, s, b) for w, s, b in ((2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160), (6, 2, 64))),
-    *(_setting("ssp", w, s, b) for w, s, b in ((3, 1, 160), (6, 3, 64))),
+    *(setting_of("asp", w, s, b) for w, s, b in ((1, 1, 64), (1, 1, 160), (2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160))),
+    *(setting_of("bsp", w, s, b) for w, s, b in ((2, 1, 64), (3, 1, 160), (4, 2, 64), (6, 3, 160), (6, 2, 64))),
+    *(setting_of("ssp", w, s, b) for w, s, b in ((3, 1, 160), (6, 3, 64))),
 )
+_DELAYED = (
+    *(
+        setting_of("asp", w, s, 8, first)
+        for w, s, first in ((1, 1, 0), (1, 1, 1), (1, 1, 4), (2, 1, 0), (2, 1, 2), (2, 1, 4))
+    ),
+    *(setting_of("asp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+    *(setting_of("bsp", w, s, 8, first) for w, s, first in ((2, 1, 0), (2, 1, 2), (3, 1, 0), (4, 2, 0), (6, 3, 0))),
+    *(setting_of("ssp", w, s, 8) for w, s in ((3, 1), (4, 2), (6, 3))),
+)
+_DELAYS = (0.0, 0.01, 0.0, 0.0, 0.004, 0.0, 0.0, 0.0, 0.0)
 DESIGNS = {
     "six-equal": Design("Hosts are equal.", _MANY),
     "six-unlike": Design(
@@ -172,6 +191,17 @@ DESIGNS = {
         conditions='stragglers = { nodes = ["n1", "n4"], mean_seconds = 0.02, sd_seconds = 0.01 }',
     ),
     "six-computing": Design("Hosts are equal; mini-batches are large, so that computing takes most of a cycle.", _COMPUTING),
+    "six-delays": Design(
+        "Hosts are equal, but the links of n1 and n4 delay what they carry, in both directions, by 10 and 4 ms.",
+        _DELAYED,
+        delays=_DELAYS,
+    ),
+    "six-delays-reno": Design(
+        "As `six-delays`, with Reno's congestion control in place of BBR.",
+        _DELAYED,
+        delays=_DELAYS,
+        congestion_control="reno",
+    ),
 }
 
 
@@ -192,15 +222,19 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     profiles = folder.parent / f"{name}-hosts.toml"
     spec = Spec(name, str(folder.parent / f"{name}.toml"), design.scenario(profiles), 0)
+    delays = {node: seconds for node, seconds in zip(_NODES, design.delays, strict=True) if seconds}
     given = {n: {"nic_bytes_per_second": r, "speed": s} for n, r, s in zip(_NODES, design.rates, design.speeds, strict=True)}
+    for node, seconds in delays.items():
+        given[node]["link_delay_seconds"] = seconds
     try:
         with launch.cluster(None) as offers, TraceWriter(folder, _origin(name), part_rows=1 << 20) as writer:
             placement = launch.place_nodes(spec.job.nodes, offers)
             for repetition in range(_REPETITIONS):
                 spec = replace(spec, seed=repetition)
-                rates = dict(zip(_NODES, design.rates, strict=True))
+                rates = design.rate_of()
                 with (
-                    launch.launch(placement, spec, emulates=True, rates=rates) as processes,
+                    _controlled(design.congestion_control),
+                    launch.launch(placement, spec, emulates=True, rates=rates, delays=delays) as processes,
                     LiveSystem(spec, processes, emulates=True) as live,
                 ):
                     run = f"{name}/{repetition}"
@@ -212,6 +246,22 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
                     )
     finally:
         profiles.unlink()
+
+
+@contextmanager
+def _controlled(congestion_control: str) -> Iterator[None]:
+    """Have the sockets of emulated links use that congestion control, unless it is ""."""
+
+    @contextmanager
+    def made(rates: Mapping[str, float], delays: Mapping[str, float]) -> Iterator[EmulatedLinks]:
+        with emulated_links(rates, delays) as links:
+            for node in (*rates, "") if congestion_control else ():
+                write = f"echo {congestion_control} > /proc/sys/net/ipv4/tcp_congestion_control"
+                subprocess.run(["nsenter", f"--net={links.of(node)[1]}", "sh", "-c", write], check=True)  # noqa: S603, S607
+            yield links
+
+    with patch.object(launch, "emulated_links", made):
+        yield
 
 
 def _visit(live: LiveSystem, spec: Spec, recorder: Recorder, settings: Iterator[Setting], cycles: int) -> None:

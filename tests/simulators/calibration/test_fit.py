@@ -162,6 +162,19 @@ def test_intervals_of_few_settings_are_wider_than_their_bootstrap():
     assert (low, high) == pytest.approx(tuple(1.3484 * ends), rel=1e-3)
 
 
+def test_intervals_have_that_a_delayed_link_may_hold_up_more_messages_than_a_pull_and_a_push():
+    """A pull and a push that are confirmed are four messages. No fitted row has a delayed link, so none tells how many."""
+    true = replace(TRUE, message_seconds=0.0, delay_messages=3.5)
+    seen = told_by_formula([row(w, s, b) for w in (1, 3, 6) for s in (1, 2) for b in (8, 32)], true, noise=0.003)
+    found = fit(seen, Constants(cores=8, model_bytes=1.0, jitter=0.1), resamples=50, engine=False)
+    assert "delay_messages" in found.refused
+    alike, delayed = told_by_formula([row(3, 1, 16), replace(row(3, 1, 16), delays=(0.1, 0.1, 0.1, 0.0))], true)
+    told = closed_form_cycles(found.constants, [alike, delayed])
+    (near, usual), (below, above) = log_half_widths(found, [alike, delayed], np.zeros(2))[:, 0]
+    assert (near, usual) == pytest.approx((below, below), rel=0.5)
+    assert 2 * usual < math.log(delayed.cycle_seconds / told[1]) < above
+
+
 def test_intervals_have_that_further_servers_may_make_updates_no_faster():
     """Updates that wait for each other over all servers take as long on one as on two, as where a coordinator takes a third
     of it for each server: on three, updates were 22 % too slow, with an interval of a per cent."""
