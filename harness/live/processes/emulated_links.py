@@ -35,7 +35,6 @@ _WIRE_SHARE = 1514 / 1448  # `tc` counts headers, of Ethernet, IP and TCP, in ev
 _UNSHAPED_BYTES_PER_SECOND = 5e8  # a link between namespaces is hardly faster than this
 _START_SECONDS = 10.0  # for `unshare` to make a network, which takes milliseconds: longer means that it never will
 _NEW_NETWORK = 0x40000000
-_NO_DELAYS: Mapping[str, float] = {}
 
 T = TypeVar("T")
 
@@ -60,14 +59,14 @@ class EmulatedLinks:
 
 
 @contextmanager
-def emulated_links(rates: Mapping[str, float], delays: Mapping[str, float] = _NO_DELAYS) -> Iterator[EmulatedLinks]:
+def emulated_links(rates: Mapping[str, float], delays: Mapping[str, float] | None = None) -> Iterator[EmulatedLinks]:
     """Namespaces for nodes with these `rates`, bytes per second in each direction, and `delays`, seconds in each direction,
     of some of them. Raises ValueError where that cannot be."""
     if reason := why_not():
         raise ValueError(f"Cannot emulate links: {reason}. Leave them out with --emulate=nodes.")
     with ExitStack() as kept:
         try:
-            yield EmulatedLinks(dict(_made(kept, rates, delays)))
+            yield EmulatedLinks(dict(_made(kept, rates, delays or {})))
         except subprocess.CalledProcessError as error:
             said = " ".join(error.stderr.split())
             raise ValueError(

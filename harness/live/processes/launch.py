@@ -112,7 +112,7 @@ def launch(
     seconds in each direction. `join_seconds`: longest wait for the coordinator's process. `silent_seconds`: a process that
     is not heard for so long is replaced. Raises ValueError if the cluster has no room now.
     """
-    with private_folder() as folder, emulated_links(rates, delays or {}) if rates else nullcontext() as links:
+    with private_folder() as folder, emulated_links(rates, delays) if rates else nullcontext() as links:
         processes = JobProcesses(
             placement,
             spec,

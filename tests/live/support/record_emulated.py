@@ -253,7 +253,7 @@ def _controlled(congestion_control: str) -> Iterator[None]:
     """Have the sockets of emulated links use that congestion control, unless it is ""."""
 
     @contextmanager
-    def made(rates: Mapping[str, float], delays: Mapping[str, float]) -> Iterator[EmulatedLinks]:
+    def made(rates: Mapping[str, float], delays: Mapping[str, float] | None) -> Iterator[EmulatedLinks]:
         with emulated_links(rates, delays) as links:
             for node in (*rates, "") if congestion_control else ():
                 write = f"echo {congestion_control} > /proc/sys/net/ipv4/tcp_congestion_control"
