@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from harness.live.processes.emulated_links import EmulatedLinks, in_network
+from harness.live.links.emulated_links import EmulatedLinks, in_network
 from harness.live.processes.host import keep_memory
 from harness.live.protocol.blocks import Layout
 from harness.live.protocol.names import peers

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness.live.processes.emulated_links import emulated_links, why_not
+from harness.live.links.emulated_links import emulated_links, why_not
 from tests.bench.live_jobs import NODES, PingPong, RayActors, live_job
 from tests.bench.rounds import judge
 

@@ -36,8 +36,8 @@ from harness.live.driver.control import REPAIR_SECONDS
 from harness.live.driver.repairs.standstill import Limits
 from harness.live.driver.system import LiveSystem
 from harness.live.driver.view.status import setting_words
+from harness.live.links.emulated_links import why_not
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import why_not
 from harness.live.protocol.names import process_count
 from harness.live.worker.spec import Spec
 from harness.machines.machine import cores

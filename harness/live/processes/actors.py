@@ -51,7 +51,7 @@ class Endpoint:
         host: str = self.host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         end: Callable[..., Transport]
         if self.network:
-            from harness.live.processes.emulated_links import in_network
+            from harness.live.links.emulated_links import in_network
             from harness.live.transport.plain_tcp import PlainTcp
 
             # Only root can enter a network that the job has made for a node; no other machine or user reaches it.

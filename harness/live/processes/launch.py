@@ -21,11 +21,11 @@ from typing import Any
 import ray
 from ray import exceptions
 
+from harness.live.links.emulated_links import EmulatedLinks, emulated_links
 from harness.live.processes.actors import Endpoint, ProcessSpec, TransportKind, member_actor
 from harness.live.processes.client import CoordinatorClient, RemoteCoordinator
 from harness.live.processes.coordinator_on_ray import CoordinatorOnRay
 from harness.live.processes.coordinator_process import SILENT_SECONDS
-from harness.live.processes.emulated_links import EmulatedLinks, emulated_links
 from harness.live.processes.node_rooms import NodeRooms, cluster_node, ray_nodes, this_machine
 from harness.live.processes.placement import ClusterNode, NodePlacement, place_nodes
 from harness.live.processes.private_cluster import private_cluster

@@ -21,8 +21,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from harness.live.driver.system import LiveSystem
+from harness.live.links.emulated_links import EmulatedLinks, emulated_links, shape, why_not
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import EmulatedLinks, emulated_links, shape, why_not
 from harness.live.worker.spec import Spec
 from tests.live.support.record_emulated import DESIGNS, setting_of
 from tuners.actions import Reconfigure, Run, Setting

@@ -37,8 +37,8 @@ from harness.live.driver import control
 from harness.live.driver.checkpoints import checkpoint_file, job_saver
 from harness.live.driver.checkpoints.checkpoint_file import Checkpoint
 from harness.live.driver.system import LiveSystem
+from harness.live.links.emulated_links import why_not
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import why_not
 from harness.live.protocol.messages import server
 from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import WorkerTask

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.live.processes.emulated_links import shape
+from harness.live.links.emulated_links import shape
 from tests.live.support.clusters import Cluster
 from tests.live.support.room import enter
 

@@ -36,8 +36,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from harness.live.driver.system import LiveSystem
+from harness.live.links.emulated_links import EmulatedLinks, emulated_links, why_not
 from harness.live.processes import launch
-from harness.live.processes.emulated_links import EmulatedLinks, emulated_links, why_not
 from harness.live.worker.spec import Spec
 from harness.record import MADE_BY
 from simulators.cluster.profiles import node_seconds

@@ -18,10 +18,10 @@ import pytest
 import zmq
 
 from harness.live.driver.system import LiveSystem
-from harness.live.processes import emulated_links as links
+from harness.live.links import emulated_links as links
+from harness.live.links.emulated_links import emulated_links, in_network, why_not
 from harness.live.processes import launch
 from harness.live.processes.actors import Endpoint
-from harness.live.processes.emulated_links import emulated_links, in_network, why_not
 from tests.live.support.faults import process_of
 from tests.live.support.ones import ONES, ManyOnes, counted
 from tuners.actions import Run
@@ -181,7 +181,7 @@ def test_processes_behind_links_die_and_every_push_counts_once():
 
 @needs_root
 def test_nothing_is_left_of_a_driver_that_is_killed():
-    program = "from harness.live.processes.emulated_links import *\n"
+    program = "from harness.live.links.emulated_links import *\n"
     program += (
         "with emulated_links({'a': 1e6}) as made:\n    print(made.of('a')[1], made.of('')[1], flush=True)\n    input()"
     )
