@@ -7,8 +7,9 @@ import math
 from tuners.actions import Job, Setting
 from tuners.joint.job.training import Training
 from tuners.joint.learning.heat import BATCH_GAIN, Heat, RateHeat
+from tuners.joint.models.link_network import PushFlow
 from tuners.joint.models.shares import Shares
-from tuners.joint.models.system_model import SystemModel, waits
+from tuners.joint.models.system_model import SystemModel, round_gradients, waits
 
 __all__ = ["PredictedProgress"]
 
@@ -34,18 +35,28 @@ class PredictedProgress:
         if not self._job.target.counts:
             gain = float(setting.batch_size**BATCH_GAIN) * setting.local_steps / (1 + setting.local_steps / _MANY_STEPS)
             gain *= self._counting(setting)
-            # The model learns mostly from the data of workers that push more often, and gradients of the others are older.
-            gain *= flow.evenness
+            gain *= self._of_data(setting, flow)
         if (self._heat is None or self.is_frugal) and not self._job.target.counts:
             # Nothing makes up for staleness, or only a lower rate, while every machine has its price: the gradients of all
-            # workers are at one model, as those of a larger mini-batch.
-            gain *= len(setting.workers) ** (BATCH_GAIN - 1)
+            # workers, or of a quorum, are at one model, as those of a larger mini-batch.
+            gain *= round_gradients(setting) ** (BATCH_GAIN - 1)
         return gain * flow.pushes_per_second * self._training.machine_losses.productive(setting.servers)
 
     @property
     def is_frugal(self) -> bool:
         """Whether the cheapest run is wanted, of a job whose rate is free: few workers bear a higher one."""
         return self._training.saves_usd and isinstance(self._heat, RateHeat)
+
+    def _of_data(self, setting: Setting, flow: PushFlow) -> float:
+        """What is left of the progress of a push, as the model learns mostly from the data of workers that push more often,
+        and gradients of the others are older.
+
+        Gradients that a round has ended before bring nothing. Other workers push no less often under a quorum if some are
+        left out, but the data of these would not count.
+        """
+        if setting.policy != "quorum":
+            return flow.evenness
+        return flow.applied * min(len(setting.workers) * flow.evenness / len(self._job.start.workers), 1.0)
 
     def _counting(self, setting: Setting) -> float:
         """What uneven loads leave of the progress of a round; a rate that is free makes up for a part of the noise."""

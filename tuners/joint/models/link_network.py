@@ -47,6 +47,7 @@ class PushFlow(NamedTuple):
     pulls_at_servers: bool  # whether it is the links of servers, and not those of workers, that pulls mostly wait for
     pushes_at_servers: bool
     evenness: float  # of workers' shares of the pushes: 1 where these are equal, 1 / workers where one makes nearly all
+    applied: float = 1.0  # share of the pushes that the servers apply; the others are dropped
 
 
 def flow_of(machines: Sequence[AlikeMachines], pull: LinkFactors, push: LinkFactors, busy: float = 1.0) -> PushFlow:

@@ -2,7 +2,7 @@
 
 Every worker computes, pulls and pushes in a closed circle. Under ASP and SSP the job is a closed queueing network of the
 links of machines (`tuners.joint.models.link_network`). Under BSP a round lasts as long as its slowest worker, and all
-transfers of a round share the servers.
+transfers of a round share the servers; so they do in rounds of a quorum (`tuners.joint.models.waiting_rounds`).
 
 What is fitted: compute seconds (`tuners.joint.models.compute_model`), and, of pulls and of pushes, how many times as long as
 by the NICs' rates they take on the links of workers, and on those of servers. One setting tells only the one of these two
@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import truediv
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
 from tuners.actions import Job, Pushes, Setting, Window
 from tuners.joint.models.compute_model import ComputeModel, samples_of_devices
 from tuners.joint.models.link_network import AlikeMachines, LinkFactors, PushFlow, flow_of, round_of_all
+from tuners.joint.models.waiting_rounds import pace_of_rounds
 
-__all__ = ["SystemModel", "waits"]
+__all__ = ["SystemModel", "round_gradients", "waits"]
 
 _JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _LEAST, _MOST = 0.02, 50.0  # that transfers are believed to take, over what the NICs' rates say of the whole model
@@ -50,6 +52,9 @@ class _Learned:
         """Take in that transfers take `ratio` times what is predicted, because of the links of servers, or of workers."""
         name = "servers" if at_servers else "workers"
         setattr(self, name, float(np.clip(getattr(self.now(), name) * ratio, self.least, _MOST)))
+
+
+_Alike: TypeAlias = tuple[AlikeMachines, list[str]]  # with their names
 
 
 class SystemModel:
@@ -111,7 +116,7 @@ class SystemModel:
 
     def flow(self, setting: Setting) -> PushFlow:
         """How often the job completes a push under `setting`, and what transfers take."""
-        return self._flow(setting, [machines for machines, _ in self._alike(setting)])
+        return self._flow(setting, self._alike(setting))
 
     def push_seconds(self, setting: Setting) -> float:
         """Mean seconds between two pushes of the job under `setting`."""
@@ -144,7 +149,6 @@ class SystemModel:
         Over pushes, the mean may fall where links are slower: workers that transfer little then make most of the pushes.
         """
         alike = self._alike(setting)
-        machines = [found for found, _ in alike]
         working = [names for found, names in alike if found.compute_seconds is not None]
         place = {name: i for i, names in enumerate(working) for name in names}
         seen = [int(index) for index in np.unique(pushes.worker) if self._names[int(index)] in place]
@@ -155,15 +159,15 @@ class SystemModel:
         if (
             seen and np.isfinite(took).all()
         ):  # else only machines that work no more have pushed, or nobody has timed transfers
-            self._fit(setting, machines, [place[self._names[index]] for index in seen], took)
+            self._fit(setting, alike, [place[self._names[index]] for index in seen], took)
 
     def _fit(
-        self, setting: Setting, machines: Sequence[AlikeMachines], classes: Sequence[int], took: Sequence[Sequence[float]]
+        self, setting: Setting, alike: Sequence[_Alike], classes: Sequence[int], took: Sequence[Sequence[float]]
     ) -> None:
         """Fit the factors to what pulls, and what pushes, `took` by worker; `classes` has the class of each worker."""
-        ways, at_servers = (self._pull, self._push), self._would_wait_for_servers(setting, machines, classes, took)
+        ways, at_servers = (self._pull, self._push), self._would_wait_for_servers(setting, alike, classes, took)
         for _ in range(_FITS):
-            found, before = self._flow(setting, machines), [way.now() for way in ways]
+            found, before = self._flow(setting, alike), [way.now() for way in ways]
             predicted = [sum(seconds[i] for i in classes) for seconds in (found.pull_seconds, found.push_seconds)]
             if not all(predicted):
                 return  # nothing crosses a link
@@ -176,9 +180,10 @@ class SystemModel:
                 return
 
     def _would_wait_for_servers(
-        self, setting: Setting, machines: Sequence[AlikeMachines], classes: Sequence[int], took: Sequence[Sequence[float]]
+        self, setting: Setting, alike: Sequence[_Alike], classes: Sequence[int], took: Sequence[Sequence[float]]
     ) -> list[bool]:
         """Of pulls, and of pushes: whether a server takes longer for all that are in progress than a worker for its own."""
+        machines = [found for found, _ in alike]
         working = [m for m in machines if m.compute_seconds is not None]
         own = sum(working[i].own_seconds for i in classes) / len(classes)
         served = max(m.served_seconds or 0.0 for m in machines)
@@ -186,7 +191,7 @@ class SystemModel:
         factors = (self._pull.now(), self._push.now())
         return [f.servers * served * (1 + n) > f.workers * own for f, n in zip(factors, others, strict=True)]
 
-    def _alike(self, setting: Setting) -> list[tuple[AlikeMachines, list[str]]]:
+    def _alike(self, setting: Setting) -> list[_Alike]:
         """The machines of `setting`, those that are alike together, with their names."""
         size = self._model_bytes * setting.transfer_bits / 32
         shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
@@ -209,13 +214,28 @@ class SystemModel:
             for (own, served, works), names in alike.items()
         ]
 
-    def _flow(self, setting: Setting, machines: Sequence[AlikeMachines]) -> PushFlow:
+    def _flow(self, setting: Setting, alike: Sequence[_Alike]) -> PushFlow:
         pull, push = self._pull.now(), self._push.now()
-        if not waits(setting):
-            return flow_of(machines, pull, push, _busy(setting) / len(setting.workers))
+        machines = [found for found, _ in alike]
+        if waits(setting):
+            compute = self._compute_seconds(setting)
+            slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
+            return round_of_all(machines, slowest, pull, push)
+        if setting.policy == "quorum":
+            return self._rounds(setting, alike)
+        return flow_of(machines, pull, push, _busy(setting) / len(setting.workers))
+
+    def _rounds(self, setting: Setting, alike: Sequence[_Alike]) -> PushFlow:
+        """The flow where rounds end by a quorum: transfers as if all workers began at one time."""
         compute = self._compute_seconds(setting)
-        slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
-        return round_of_all(machines, slowest, pull, push)
+        found = round_of_all([machines for machines, _ in alike], max(compute), self._pull.now(), self._push.now())
+        working = [names for machines, names in alike if machines.compute_seconds is not None]
+        each = zip(working, found.pull_seconds, found.push_seconds, strict=True)
+        transfers = {name: pull + push for names, pull, push in each for name in names}
+        pace = pace_of_rounds(
+            compute, [transfers[w] for w in setting.workers], round_gradients(setting), setting.grace_seconds
+        )
+        return found._replace(**pace._asdict())
 
     def _compute_seconds(self, setting: Setting) -> list[float]:
         """Of each worker, from a pull to the push; the slowest worker holds others back under a narrow bound."""
@@ -239,7 +259,7 @@ def _transferring(setting: Setting, compute: Sequence[float], took: Sequence[Seq
     """How many others a worker finds pulling, and how many pushing: by Little's law from the seconds that pulls and pushes
     of each worker `took`, beside those that it computes; all of them where all begin at one time."""
     others = len(setting.workers) - 1
-    if waits(setting):
+    if waits(setting) or setting.policy == "quorum":
         return [others, others]
     cycles = [sum(times) for times in zip(compute, *took, strict=True)]
     return [others * sum(map(truediv, seconds, cycles)) / len(cycles) for seconds in took]
@@ -248,3 +268,9 @@ def _transferring(setting: Setting, compute: Sequence[float], took: Sequence[Seq
 def waits(setting: Setting) -> bool:
     """Whether every worker waits for all others after each push."""
     return setting.policy == "bsp" or (setting.policy == "ssp" and setting.staleness == 0)
+
+
+def round_gradients(setting: Setting) -> int:
+    """Gradients that end a round, at one model; with some grace, there may be more."""
+    workers = len(setting.workers)
+    return min(setting.quorum or workers, workers) if setting.policy == "quorum" else workers

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,51 @@ def test_other_numbers_of_workers_are_ordered_as_in_the_simulator():
     predicted = [model.push_seconds(s) for s in settings]
     assert np.argsort(predicted).tolist() == np.argsort(truth).tolist()
     np.testing.assert_allclose(predicted, truth, rtol=0.25)
+
+
+QUORUM = """
+summary = "Two of eight workers are slow."
+[cluster]
+nodes = [{ type = "edge-4core", count = 10 }]
+[workload]
+name = "digits-mlp"
+[start]
+worker_count = 8
+policy = "quorum"
+quorum = 6
+[free]
+learning_rate = { real = [0.001, 1.0], log = true }
+quorum = { integer = [0, 8] }
+grace_seconds = { real = [0.0, 10.0] }
+[target]
+metric = "accuracy"
+value = 0.94
+check_clocks = 50
+[budget]
+seconds = 20000
+[conditions]
+jitter = 0.15
+stragglers = { nodes = ["n1", "n5"], mean_seconds = 9.0, sd_seconds = 3.0 }
+[seeds]
+count = 2
+"""
+
+
+def test_rounds_that_end_early_are_predicted_as_in_the_simulator():
+    """A quorum was predicted as if nobody waited and nothing was dropped: applied gradients up to twice as often."""
+    found = scenario.parse(QUORUM, name="quorum", origin=Path("quorum.toml"))
+    simulated = scenario.system(found, 0)
+    model, start = SystemModel(simulated.job), simulated.job.start
+    simulated.perform(Run(clocks=16))
+    model.learn(start, simulated.perform(Run(clocks=24)))
+    for changed in ({}, {"quorum": 3}, {"quorum": 7}, {"quorum": 3, "grace_seconds": 2.0}):
+        setting = replace(start, **changed)
+        simulated = scenario.system(found, 0, setting)
+        simulated.perform(Run(clocks=16))
+        seen, flow = simulated.perform(Run(clocks=160)), model.flow(setting)
+        assert flow.pushes_per_second == pytest.approx(seen.clocks / seen.seconds, rel=0.25)
+        if not setting.grace_seconds:
+            assert flow.applied == pytest.approx(np.mean(seen.pushes.staleness < setting.quorum), abs=0.1)
 
 
 def test_transfers_that_queue_at_servers_are_predicted_as_they_were_measured():
