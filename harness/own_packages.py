@@ -44,6 +44,11 @@ def claim() -> None:
 
 
 def working_folder_last() -> None:
-    """Let modules of the working folder be found, after all others: its files must not hide installed packages."""
+    """Let modules of the working folder be found, after all others: its files must not hide installed packages.
+
+    Where that folder has this code, it stays in its place: processes that get the path would import another copy of it.
+    """
     here = str(Path.cwd())
+    if here == _ROOT:
+        return
     sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] + [here]

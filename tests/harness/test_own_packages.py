@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import own_packages
 from tests.support import arena
 from tuners import resolve
 
@@ -47,6 +48,16 @@ def test_the_command_uses_its_own_packages(crowded: Path) -> None:
     made = python(crowded, "bin/harness", *command.split())
     assert (made.returncode, made.stderr) == (0, "")
     assert (crowded / "results" / "tiny" / "report.html").is_file()
+
+
+def test_in_a_checkout_its_own_code_stays_before_an_installed_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Processes that play runs get the path: those of a second checkout played the code of the installed one."""
+    copy = str(tmp_path)
+    for folder, path in ((ROOT, [str(ROOT), copy]), (tmp_path, [copy, str(ROOT)])):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", path)
+        own_packages.working_folder_last()
+        assert sys.path == [str(ROOT), copy]
 
 
 @pytest.mark.parametrize("start", ["module", "script"])
