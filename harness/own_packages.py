@@ -49,6 +49,7 @@ def working_folder_last() -> None:
     Where that folder has this code, it stays in its place: processes that get the path would import another copy of it.
     """
     here = str(Path.cwd())
-    if here == _ROOT:
-        return
-    sys.path[:] = [entry for entry in sys.path if entry not in ("", here)] + [here]
+    if here != _ROOT:
+        sys.path[:] = [entry for entry in sys.path if entry not in ("", here)]
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)
