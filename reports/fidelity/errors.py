@@ -53,7 +53,7 @@ class Errors(NamedTuple):
     """Order and relative errors of the predictions of one group."""
 
     rows: int
-    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings
+    tau: float  # Kendall's, of predicted and recorded; nan with fewer than three settings, and where all were recorded alike
     median: float
     p95: float
 
@@ -97,6 +97,8 @@ def _errors(told: Told, settings: int) -> Errors:
         return Errors(0, *(math.nan,) * 3)
     off = np.abs(told.predicted / told.recorded - 1)
     tau = float(kendalltau(told.predicted, told.recorded).statistic) if settings >= 3 else math.nan
+    if settings >= 3 and np.ptp(told.predicted) == 0 < np.ptp(told.recorded):
+        tau = 0.0  # SciPy has none of equal predictions, which put no pair in order
     return Errors(len(off), tau, float(np.median(off)), float(np.quantile(off, 0.95)))
 
 

@@ -244,7 +244,7 @@ def misses(made: Check) -> list[str]:
             continue
         wrong, near = pairs_out_of_order(told(rows, FORMS[0].held_out))
         said = [f"{recording_title(made)}, {split}, misses: {', '.join(short)}."]
-        if "tau" in short:
+        if "tau" in short and wrong:  # else pairs are tied
             said.append(f"Of {wrong} pairs in the wrong order, {near} were recorded less than 5 % apart.")
         said += _noise_as_cause(rows, short)
         if set(short) - {"tau"}:

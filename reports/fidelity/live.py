@@ -77,7 +77,8 @@ def _medians(scores: pl.DataFrame, scenario: str) -> dict[str, tuple[float, str,
 
 
 def tau(rows: list[BesideRow]) -> float:
-    """Kendall's tau-b between the two orders of the tuners that were played in both worlds; nan for fewer than two."""
+    """Kendall's tau-b between the two orders of the tuners that were played in both worlds; nan for fewer than two, and
+    where one world puts them in no order: all took equally long there."""
     both = [(row.live_seconds, row.simulated_seconds) for row in rows if not math.isnan(row.simulated_seconds)]
     return float(kendalltau(*zip(*both, strict=True)).statistic) if len(both) > 1 else math.nan
 
@@ -85,12 +86,12 @@ def tau(rows: list[BesideRow]) -> float:
 class Agreement(NamedTuple):
     """Whether both worlds put the tuners in one order, and take as long."""
 
-    tau: float  # nan for fewer than two tuners in both
+    tau: float  # nan for fewer than two tuners in both, and where all of them took equally long in one world
     low: float  # 90 % interval of tau over resampled seeds; nan for fewer than three seeds that all tuners have
     high: float
     fastest: tuple[str, str]  # live, simulated
     same_fastest: float  # share of resampled seeds in which both worlds have the same fastest tuner; nan as above
-    median_error: float  # of simulated times, relative to live ones, over the tuners; nan as `tau`
+    median_error: float  # of simulated times, relative to live ones, over the tuners; nan for fewer than two in both
     largest_error: float
 
 
@@ -109,7 +110,7 @@ def agreement_of(rows: list[BesideRow]) -> Agreement:
     live, simulated = (_resampled(seconds, rng) for seconds in worlds)
     taus = [float(kendalltau(a, b).statistic) for a, b in zip(live, simulated, strict=True)]
     same = float((live.argmin(axis=1) == simulated.argmin(axis=1)).mean())
-    low, high = np.nanquantile(taus, (0.05, 0.95))
+    low, high = np.nanquantile(taus, (0.05, 0.95)) if np.isfinite(taus).any() else (math.nan, math.nan)
     return Agreement(tau(rows), float(low), float(high), fastest, same, *errors)
 
 
@@ -128,14 +129,16 @@ def _resampled(seconds: NDArray[np.float64], rng: np.random.Generator) -> NDArra
 def agreement(rows: list[BesideRow]) -> str:
     """The same in words."""
     found = agreement_of(rows)
-    if math.isnan(found.tau):
+    if math.isnan(found.median_error):
         return "Kendall's tau of the two orders: - (fewer than two tuners in both)."
-    said = f"Kendall's tau of the two orders: {found.tau:.2f}"
-    live, simulated = found.fastest
-    fastest = f"{live} is the fastest in both" if live == simulated else f"{live} is the fastest live, {simulated} simulated"
     off = (
         f"Simulated times are off by {found.median_error:.1%} in the median over tuners, {found.largest_error:.1%} at most."
     )
+    if math.isnan(found.tau):
+        return f"Kendall's tau of the two orders: - (in one world, all took equally long). {off}"
+    said = f"Kendall's tau of the two orders: {found.tau:.2f}"
+    live, simulated = found.fastest
+    fastest = f"{live} is the fastest in both" if live == simulated else f"{live} is the fastest live, {simulated} simulated"
     if math.isnan(found.low):
         return f"{said}. {fastest}. {off}"
     return (

@@ -187,20 +187,21 @@ def choose(
     fitted = {name: first for name, first in firsts.items() if first is not None}
     if not fitted:
         return None
-    solved = {form: _all_under(form, fitted) for form in forms if form.independent_flows == forms[0].independent_flows}
+    first = [form for form in forms if form.independent_flows == forms[0].independent_flows]
+    solved = {form: _all_under(form, fitted, without) for form in first}
     found = {form: _costs(of) for form, of in solved.items()}
     least = min(float(of.sum()) for of in found.values())
     best = plain = next(form for form, of in found.items() if float(of.sum()) <= (1 + _SAME) * least)
     other = best._replace(independent_flows=not best.independent_flows)
     if other in forms:
-        solved[other] = _all_under(other, fitted)
+        solved[other] = _all_under(other, fitted, without)
         found[other] = _costs(solved[other])
         if _worse(found[best] - found[other]):
             best = plain = other
     elif not any(row.unlike_servers or row.snapshot_clocks for row in every) and not any(
         row.shared for row in (*every, *wanted)
     ):
-        more = _promising(_further(found, best), fitted, solved, float(found[best].sum()))
+        more = _promising(_further(found, best), fitted, solved, float(found[best].sum()), without)
         solved |= more
         found |= {form: _costs(of) for form, of in more.items()}
         surer = [form for form in more if float(np.mean(_weighted(found[best] - found[form]) > 0)) >= _SURE]
@@ -249,10 +250,11 @@ def _promising(
     fitted: Mapping[str, TimesSolution],
     solved: Mapping[Sharing, Mapping[str, TimesSolution]],
     cost: float,
+    without: Sequence[str],
 ) -> dict[Sharing, dict[str, TimesSolution]]:
     """The forms that err less than the best one, by its `cost`, when the closed form is corrected to the engine once; at
     most `_MOST_FURTHER`. Those that are most alike to the first one come with them. None is without effect."""
-    glimpsed = {form: {name: _glimpse(form, of) for name, of in solved[form.plain].items()} for form in further}
+    glimpsed = {form: {name: _glimpse(form, of, without) for name, of in solved[form.plain].items()} for form in further}
     tried = {form: of for form, of in glimpsed.items() if _has_effect(form, of)}
     costs = {form: float(_costs(of).sum()) for form, of in tried.items()}
     better = sorted((form for form in costs if costs[form] < _PROMISING * cost), key=costs.__getitem__)[:_MOST_FURTHER]
@@ -263,7 +265,7 @@ def _promising(
         if form.switch != "none" and form.discipline in _EVEN:
             alike += [form._replace(discipline=discipline) for discipline in _EVEN]
     made = {form: {name: of.problem.corrected(of, _ROUNDS) for name, of in tried[form].items()} for form in better}
-    made |= {form: _all_under(form, fitted) for form in alike if form not in made}
+    made |= {form: _all_under(form, fitted, without) for form in alike if form not in made}
     return {form: of for form, of in made.items() if _has_effect(form, of)}
 
 
@@ -288,18 +290,18 @@ def _narrower(constants: Constants, rows: Iterable[Row]) -> bool:
     return constants.switch_bytes_per_second < _NARROW * ways * link * most
 
 
-def _glimpse(form: Sharing, plain: TimesSolution) -> TimesSolution:
+def _glimpse(form: Sharing, plain: TimesSolution, without: Sequence[str]) -> TimesSolution:
     """A form with further physics, fitted by a short search of the constants that the same form without it determines, and
     those that the physics needs."""
     problem = plain.problem.shared_as(form.put_into(plain.problem.given))
     problem.evaluations = _FEW_EVALUATIONS
-    free, refused = fittable(problem.rows, problem.given)
+    free, refused = fittable(problem.rows, problem.given, without)
     return fit_determined(problem, [n for n in free if n in (*plain.free, *_OF_FURTHER)], refused, rounds=0)[0]
 
 
-def _all_under(form: Sharing, fitted: Mapping[str, TimesSolution]) -> dict[str, TimesSolution]:
+def _all_under(form: Sharing, fitted: Mapping[str, TimesSolution], without: Sequence[str]) -> dict[str, TimesSolution]:
     """`_under`, of every workload."""
-    return {name: _under(form, first) for name, first in fitted.items()}
+    return {name: _under(form, first, without) for name, first in fitted.items()}
 
 
 def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Sequence[str]) -> TimesSolution | None:
@@ -313,14 +315,14 @@ def _fitted(rows: Sequence[Row], given: Constants, form: Sharing, without: Seque
     return fit_determined(TimesProblem(rows, form.put_into(given)), free, refused)[0]
 
 
-def _under(form: Sharing, fitted: TimesSolution) -> TimesSolution:
+def _under(form: Sharing, fitted: TimesSolution, without: Sequence[str]) -> TimesSolution:
     """The solution of the same problem with links that are shared in another form."""
     known = fitted.problem.given
     if form.put_into(known) == known:
         return fitted
     problem = fitted.problem.shared_as(form.put_into(known))
     if form.discipline in QUEUES or form.switch != "none":
-        return fit_determined(problem, *fittable(problem.rows, problem.given))[0]
+        return fit_determined(problem, *fittable(problem.rows, problem.given, without))[0]
     return problem.corrected(replace(fitted, problem=problem), _ROUNDS)
 
 

@@ -238,7 +238,9 @@ def _other_speeds(rows: Sequence[Row], fits: Mapping[str, Fit]) -> list[str]:
     only relative to each other."""
     found = []
     for name, fit in fits.items():
-        timed = [r for r in with_speeds_by(fit, [r for r in rows if r.workload == name]) if r.has_parts]
+        # Whether recorded computing has the delays of links in it, only fitted rows with delayed links tell.
+        known = [r for r in rows if r.workload == name and (not r.delays or "delay_messages" in fit.intervals)]
+        timed = [r for r in with_speeds_by(fit, known) if r.has_parts]
         if not timed:
             continue
         told = closed_form_computing(fit.constants, timed)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,9 +105,10 @@ def _made(kept: ExitStack, rates: Mapping[str, float], delays: Mapping[str, floa
     if delayed:
         program = Path(__file__).with_name("delayed_links.py")
         inside = ["nsenter", f"--net=/proc/{switch}/ns/net", sys.executable, "-I", str(program), *delayed]
-        said = _started(kept, inside).stdout
-        if said is None or not said.readline():
-            raise ValueError("Cannot emulate delays of links: this process may not read frames. Use --emulate=nodes.")
+        told = _started(kept, inside).stdout
+        said = told.readline().strip() if told is not None else ""
+        if said != "ready":
+            raise ValueError(f"Cannot emulate delays of links: {said or 'their program has ended'}. Use --emulate=nodes.")
 
 
 def _started(kept: ExitStack, command: Sequence[str]) -> subprocess.Popen[str]:
@@ -128,12 +129,19 @@ def _started(kept: ExitStack, command: Sequence[str]) -> subprocess.Popen[str]:
 def _namespace(kept: ExitStack) -> int:
     """A process with a network of its own."""
     process = _started(kept, ["unshare", "--net", "cat"])
-    ours, until = Path("/proc/self/ns/net").readlink(), time.monotonic() + _START_SECONDS
-    while Path(f"/proc/{process.pid}/ns/net").readlink() == ours:
-        if time.monotonic() > until or process.poll() is not None:
+    ours, until = _network_of("self"), time.monotonic() + _START_SECONDS
+    while (its := _network_of(process.pid)) in (ours, None):
+        if its is None or time.monotonic() > until or process.poll() is not None:
             raise ValueError("Cannot emulate links: this process may not make network namespaces. Use --emulate=nodes.")
         time.sleep(0.005)
     return process.pid
+
+
+def _network_of(process: int | str) -> Path | None:
+    """The network that a process is in; None where it has ended."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{process}/ns/net").readlink()
+    return None
 
 
 def _run(pid: int, command: str) -> None:

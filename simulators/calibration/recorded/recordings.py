@@ -246,8 +246,15 @@ def _rows_of_iterations(segments: Sequence[Segment], slow: Mapping[tuple[str, in
         each = _worker_times(pushes, told_of(setting).get("workers", ()))
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
-        sleeps = tuple(slept.values()) if set(slept.values()) != {_AWAKE} else ()
+        sleeps = _in_order(slept, setting["workers"]) if {*slept.values()} - {_AWAKE} else ()
         yield row_of(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts, **whole)
+
+
+def _in_order(slept: Mapping[int, Sleeper], workers: int) -> tuple[Sleeper, ...]:
+    """What so many workers sleep, in the order of their numbers; who was not timed is taken to be awake."""
+    if len(slept) < workers and max(slept) < workers:
+        return tuple(slept.get(worker, _AWAKE) for worker in range(workers))
+    return (*slept.values(), *(_AWAKE,) * (workers - len(slept)))  # numbers that begin with 1
 
 
 def _cycle_by_clocks(pushes: pl.DataFrame) -> float | None:

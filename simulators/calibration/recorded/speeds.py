@@ -125,9 +125,10 @@ def _speeds(rows: Sequence[Row], common_seconds: float, scaled: float) -> dict[A
         seconds, errors = np.array(list(own.values())).reshape(-1, 2).T
         # Without the row's mean; of a lone worker, nothing is left.
         away = max(row.pushes, 1) * (np.eye(len(at)) - 1 / max(len(at), 1))
-        normal[np.ix_(at, at)] += away
-        told[at] += away @ np.log(seconds)
-        noise[np.ix_(at, at)] += away @ np.diag((errors / seconds) ** 2) @ away
+        # Several workers of a row may be on one machine: `+=` would take in one of them only.
+        np.add.at(normal, np.ix_(at, at), away)
+        np.add.at(told, at, away @ np.log(seconds))
+        np.add.at(noise, np.ix_(at, at), away @ np.diag((errors / seconds) ** 2) @ away)
     solve = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
     own_times = np.exp(solve @ told)  # up to a common factor
     deviations = np.sqrt(np.maximum(np.diag(solve @ noise @ solve), 0.0))

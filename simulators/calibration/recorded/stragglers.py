@@ -48,7 +48,7 @@ class _Segment(NamedTuple):
     """What was seen under a setting."""
 
     seen: Mapping[int, _Seen]  # by number of the worker
-    sizes: Sequence[int]  # samples in a mini-batch of each worker; (): equal
+    sizes: Mapping[int, int]  # samples in a mini-batch, by number of the worker; {}: equal
 
 
 class _Pair(NamedTuple):
@@ -73,7 +73,7 @@ def sleepers(
         for (worker,), own in timed.group_by("worker", maintain_order=True):
             low, middle, high = np.quantile(own["compute_seconds"].to_numpy(), [0.16, 0.5, 0.84])
             of_workers[worker] = _Seen(float(middle), float(high - low) / 2, own.height)
-        seen.setdefault(setting["run"], []).append(_Segment(of_workers, sizes))
+        seen.setdefault(setting["run"], []).append(_Segment(of_workers, _by_number(sorted(of_workers), sizes)))
     found = {}
     for run, each in seen.items():
         workers = {worker for segment in each for worker in segment.seen}
@@ -88,6 +88,13 @@ def sleepers(
     return dict(sorted(found.items()))
 
 
+def _by_number(workers: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
+    """The samples in a mini-batch of each of these workers, which are in the order of numbers; these may begin with 1."""
+    if len(workers) == len(sizes):
+        return dict(zip(workers, sizes, strict=True))
+    return {worker: sizes[worker] for worker in workers if worker < len(sizes)}  # some have not pushed
+
+
 def _pairs(worker: int, segments: Sequence[_Segment], among: AbstractSet[int], quickest: float = 1.0) -> list[_Pair]:
     """The worker beside the usual one, in every segment: the median of those `among` others that have mini-batches of its
     size, or of this share of them, the quickest."""
@@ -95,7 +102,7 @@ def _pairs(worker: int, segments: Sequence[_Segment], among: AbstractSet[int], q
     for seen, sizes in segments:
         if worker not in seen:
             continue
-        others = [s for w, s in seen.items() if w in among - {worker} and (not sizes or sizes[w] == sizes[worker])]
+        others = [s for w, s in seen.items() if w in among - {worker} and sizes.get(w) == sizes.get(worker)]
         kept = sorted(others, key=lambda s: s.median)[: math.ceil(quickest * len(others))]
         if kept:
             median, deviation = (float(np.median([s[k] for s in kept])) for k in (0, 1))

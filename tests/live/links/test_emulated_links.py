@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import zmq
 
 from harness.live.driver.system import LiveSystem
+from harness.live.links import delayed_links
 from harness.live.links import emulated_links as links
 from harness.live.links.emulated_links import emulated_links, in_network, why_not
 from harness.live.processes import launch
@@ -29,6 +31,8 @@ from tuners.actions import Run
 _STARVED_SECONDS = 60.0
 """A busy machine may keep a process from running for seconds. Who is then taken for dead beside one that is killed loses
 pushes, and says so: here, only the one that is killed shall die. Ray notices that at once, without a limit."""
+
+FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE of Linux
 
 needs_root = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -105,6 +109,27 @@ def test_messages_over_a_delayed_link_take_so_much_longer_each_way():
         assert seconds_from("c") >= 2 * 0.05  # there and back
         assert seconds_from("b") >= 2 * (0.05 + 0.03)
         assert min(seconds_from("a") for _ in range(20)) < 0.05  # to itself
+
+
+@needs_root
+def test_a_delayed_link_has_as_long_a_queue_as_others():
+    """Frames waited in the buffer of the program's socket, of 200 kB: those beyond it were lost, in place of 1 MB."""
+    frames, size, big = 300, 1_400, 1 << 22
+    with emulated_links({"a": 2e6, "b": 1e9}, {"a": 0.02}) as made:
+        host, network = made.of("a")
+        with in_network(network, udp) as end, in_network(made.of("b")[1], udp) as other:
+            end.bind((host, 0))
+            end.settimeout(10.0)
+            end.setsockopt(socket.SOL_SOCKET, FORCED_RECEIVE_BUFFER, big)
+            other.sendto(b"", end.getsockname())  # who has the address is asked for once
+            end.recv(size)
+            for _ in range(frames):
+                other.sendto(bytes(size), end.getsockname())
+            assert sum(len(end.recv(size)) for _ in range(frames)) == frames * size
+
+
+def udp():
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
 @needs_root
@@ -222,6 +247,34 @@ def test_what_the_kernel_refuses_is_said(monkeypatch):
     monkeypatch.setattr(links, "_QUEUE_BYTES", -1)
     with pytest.raises(ValueError, match=r"Cannot emulate links: nsenter .* tc qdisc add .*--emulate=nodes"):
         emulated_links({"a": 1e6}).__enter__()
+
+
+@needs_root
+def test_a_process_that_may_not_make_a_network_is_refused_with_the_reason(monkeypatch, tmp_path):
+    """As root in a container mostly is not: `unshare` has ended by then. It was an error of a missing file."""
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ValueError, match=r"Cannot emulate links: this process may not make network namespaces\."):
+        emulated_links({"a": 1e6}).__enter__()
+
+
+@needs_root
+def test_why_links_cannot_be_delayed_is_said(monkeypatch, tmp_path):
+    others = shutil.which("nsenter")
+    program = f'#!/bin/sh\ncase "$*" in *delayed_links*) echo "so it is";; *) exec {others} "$@";; esac\n'
+    (tmp_path / "nsenter").write_text(program)
+    (tmp_path / "nsenter").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(ValueError, match=r"Cannot emulate delays of links: so it is\. Use --emulate=nodes\."):
+        emulated_links({"a": 1e6}, {"a": 0.01}).__enter__()
+
+
+def test_a_program_that_cannot_delay_says_why():
+    """No device has this name; without root, no frame may be read at all."""
+    command = [sys.executable, delayed_links.__file__, "no device", "no device", "0.1"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603
+    assert (ended.stdout.partition("(")[0], ended.stderr) == ("this process may not read frames ", "")
 
 
 def test_an_error_in_another_network_is_raised_here():

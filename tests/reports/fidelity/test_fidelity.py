@@ -15,12 +15,14 @@ from scipy.stats import kendalltau
 from harness.cli import main
 from reports.fidelity.errors import (
     EXACT_OF_CYCLES,
+    Coverage,
     Errors,
     best_closed_form,
     ceilings,
     coverage,
     cycles,
     errors,
+    missed,
     tau_interval,
 )
 from reports.fidelity.fidelity_page import page, write
@@ -55,6 +57,19 @@ def test_errors_are_of_what_could_be_predicted():
     assert found.tau == 1.0
     assert math.isnan(errors(MADE.predictions[:2], lambda p: p.held_out).tau)
     assert errors((), lambda p: p.fitted).rows == 0
+
+
+def test_equal_predictions_of_unlike_settings_are_in_no_order():
+    """All are off by less than 5 %, so that they were said to be within reach, with no pair in the right order."""
+    rows = [
+        replace(MADE.predictions[0], label=f"{i}", workers=i, setting=i, recorded=recorded, held_out=1.04)
+        for i, recorded in enumerate((1.0, 1.03, 1.06, 1.09), start=1)
+    ]
+    found = errors(rows, lambda p: p.held_out)
+    assert (found.tau, missed(found, Coverage(0, 0))) == (0.0, ["tau"])
+    assert misses(replace(MADE, predictions=tuple(rows)))[0].endswith("misses: tau.")
+    alike = errors([replace(p, recorded=1.0) for p in rows], lambda p: p.held_out)
+    assert math.isnan(alike.tau)
 
 
 def test_the_page_says_all_and_is_safe(tmp_path):

@@ -71,6 +71,15 @@ def test_the_form_of_a_recording_is_chosen_from_it(true):
 
 
 @pytest.mark.slow
+def test_what_is_to_stay_as_given_does_so_under_every_form():
+    """Queues are fitted with other constants than shared links: these took no notice of it."""
+    forms = (FORMS[0], Sharing("serial"))
+    made = choose({"toy": recorded(FORMS[0])}, GIVEN, forms, without=("apply_seconds", "apply_exponent"))
+    assert {*forms} <= made.fitted.keys()
+    assert {of["toy"].apply_seconds for of in made.fitted.values()} == {0.0}
+
+
+@pytest.mark.slow
 def test_the_chosen_form_is_that_of_the_fit():
     true = Sharing("uneven", 0.0)
     found = fit_all(recorded(true), GIVEN, links=FORMS[:2], resamples=0)["toy"]

@@ -183,6 +183,14 @@ def test_machines_that_compute_at_another_speed_are_told():
         assert any("took 2 times as long to compute as by the fit" in caveat for caveat in made.caveats) == said
 
 
+def test_delays_of_links_are_no_slower_machines():
+    """Computing was recorded without them. The fit saw none, and had them in computing: 0.4 times as long as by it."""
+    delayed = row(1, 1, run="new", seconds=4.0, compute_seconds=1.6, delays=(1.2, 0.0))
+    made = check_other(FIT, recording(GRID), recording([delayed]), ORIGIN, whole=False)
+    assert not any("times as long to compute" in caveat for caveat in made.caveats)
+    assert made.predictions[0].held_out == pytest.approx(1.6 + 2 * 1.2, rel=1e-3)
+
+
 def test_links_become_relative_to_those_of_the_fit():
     known = recording([row(2, 1)], 8e6)
     fast = recording([row(2, 1), row(2, 1, nics=(1.0, 0.5, 1.0)), row(2, 2, shared=True)], 16e6)

@@ -110,6 +110,14 @@ def test_workers_are_compared_with_those_that_have_as_large_mini_batches():
     assert sleepers(segments, [(8, 8, 8, 16), (8, 8, 8)]).keys() == {("a", 2)}
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_mini_batches_of_workers_are_in_the_order_of_their_numbers(first):
+    """These may begin with 1, which was an error."""
+    times = [computing(), computing(seed=1), computing(seed=2, sleep=(0.05, 0.0)), 2 * computing(seed=3)]
+    frame = pl.DataFrame(pushes(*times)).with_columns(pl.col("worker") + first)
+    assert sleepers([({"run": "a"}, frame)], [(8, 8, 8, 16)]).keys() == {("a", 2 + first)}
+
+
 def test_chance_makes_no_sleeper_of_equal_workers():
     """The slowest of sixteen with twenty to forty mini-batches each takes 10 to 20 % longer than the usual one by chance: in
     one recording of six it was said to sleep."""
@@ -128,6 +136,19 @@ def test_a_worker_that_was_never_seen_beside_a_steady_one_is_compared_with_nobod
         for w, seconds in enumerate([computing(), computing(seed=1, sleep=(0.08, 0.03))])
     ]
     assert sleepers(segments) == {}
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_workers_that_were_not_timed_count_as_awake(lost):
+    """One of four workers has no rows. The sleeps of three were no row's of four, and predictions ended in an error."""
+    of = [computing(), computing(seed=1, sleep=(0.08, 0.03)), computing(seed=2), computing(seed=3)]
+    rows = [row for row in pushes(*of) if row["worker"] != lost]
+    kept = {"runs": [{"run": "a", "workload": "x"}], "settings": [SETTING], "iterations": rows}
+    found = read_tables({name: table(name, each) for name, each in kept.items()})
+    sleeps = [sleep.mean_seconds for sleep in found.rows[0].sleeps]
+    assert [seconds > 0 for seconds in sleeps] == [False, True, False, False]
+    asleep = plant(Constants(), found.rows[0]).costs.compute_seconds
+    assert asleep[:4] == pytest.approx(sleeps)
 
 
 def test_rows_have_the_sleeps_apart_from_speeds_and_noise():
