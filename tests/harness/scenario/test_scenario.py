@@ -335,6 +335,12 @@ WRONG: list[tuple[str, str, str]] = [
         r"\[start\].*batch_size to 10000: this scenario allows.* does not give batch_size, and so the workload's value",
     ),
     (
+    # [budget] has `seconds`, but three keys of the table itself are of seconds.
+    (
+        "[budget]",
+        "[[conditions.losses]]\nseconds = 400\n[budget]",
+        r"\[conditions\.losses\] seconds: .*; did you mean every_seconds or repair_seconds or notice_seconds\?",
+    ),
         BATCH,
         "intra_threads = { integer = [1, 4] }",
         r"\[start\].*intra_threads to 0: .* does not give intra_threads, and so the default",
