@@ -133,6 +133,15 @@ def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
         scenario.parse(text.replace('"pi"', '"x"'), name="mine", origin=tmp_path / "scenario.toml")
 
 
+def test_a_workload_that_is_neither_shipped_nor_in_the_users_file_is_told_of_both(tmp_path: Path) -> None:
+    (tmp_path / "made.toml").write_text(calibrated_toml())
+    text = changed('name = "cruise-nmf"', 'file = "made.toml"\nname = "resnet"')
+    with pytest.raises(
+        ValueError, match=r"'resnet'; choose one of the \d+ that `harness list workloads` or made\.toml shows"
+    ):
+        scenario.parse(text, name="mine", origin=tmp_path / "scenario.toml")
+
+
 def test_a_draw_changes_the_machines_the_job_and_the_latency_that_were_calibrated(tmp_path: Path) -> None:
     draws = {"nic_bytes_per_second": (2e6, 3e6), "sample_seconds": (0.01, 0.03), "latency_seconds": (1e-3, 4e-3)}
     (tmp_path / "made.toml").write_text(calibrated_toml(**draws))
