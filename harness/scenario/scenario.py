@@ -342,19 +342,21 @@ def show(scenario: Scenario) -> str:
     tables = own_workloads(scenario.workload, scenario.origin, 0)
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
-    if made is not None:
-        if any(model := own_model(scenario)):
-            said.append(f"its model is yours, of {model[0]}, with {_size(made):,} parameters; its demand is as it is")
-        start = start_of(scenario)
-        # Loads say what each device computes; no worker has the batch size then.
-        batch = f"global batch size {sum(map(sum, start.loads))}" if start.loads else f"batch size {start.batch_size}"
-        training = f"{batch}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
-        counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
-        machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
-        said.append(f"starts with {machines}, {start.policy}, {training}")
+    if any(model := own_model(scenario)):
+        size = "" if made is None else f", with {_size(made):,} parameters"
+        said.append(f"its model is yours, of {model[0]}{size}; its demand is as it is")
+    start = start_of(scenario)
+    # Loads say what each device computes; no worker has the batch size then.
+    batch = f"global batch size {sum(map(sum, start.loads))}" if start.loads else f"batch size {start.batch_size}"
+    training = f"{batch}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
+    counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
+    machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
+    said.append(f"starts with {machines}, {start.policy}, {training}")
     known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
     share = " by share" if scenario.target.by_share else ""
-    within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s"
+    usd = "" if scenario.budget.usd is None else f" and {scenario.budget.usd:g} USD"
+    within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s{usd}"
+    within += ", and the cheapest run wins" * (scenario.target.minimise == "usd")
     said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
     idle = {"staleness": "no policy that this job can have is bounded by it"} if staleness_is_idle(scenario) else {}

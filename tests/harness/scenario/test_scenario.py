@@ -199,6 +199,25 @@ def test_embedded_scenarios_can_be_played_and_shown(name: str) -> None:
     assert max(map(len, shown.splitlines())) <= 125
 
 
+def test_the_head_of_a_scenario_says_what_it_may_cost_and_that_the_cheapest_run_wins() -> None:
+    text = changed("[budget]", "[budget]\nusd = 3").replace("count = 5", "count = 5, usd_per_hour = 0.2")
+    assert "# target: loss 0.1 within 20 s and 3 USD\n" in scenario.show(parsed(text))
+    cheapest = text.replace("[target]", '[target]\nminimise = "usd"')
+    assert "# target: loss 0.1 within 20 s and 3 USD, and the cheapest run wins\n" in scenario.show(parsed(cheapest))
+
+
+def test_the_head_of_a_scenario_with_data_of_the_user_says_its_start_and_reads_no_data(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make(shape, classes): ...\n")
+    (tmp_path / "jobs.toml").write_text(
+        '[mine]\nsummary = "Mine"\ndata = { kind = "npz" }\ndemand = { model_bytes = 1e3, sample_seconds = 0.01 }\n'
+        'model = { kind = "python", file = "mine.py", function = "make" }\n'
+    )
+    text = changed('name = "cruise-nmf"', 'file = "jobs.toml"\ndata = "none.npz"\nname = "mine"')
+    text = "".join(line for line in text.splitlines(True) if not line.startswith(("overrides", "batch_size")))
+    shown = scenario.show(scenario.parse(text, name="my", origin=tmp_path / "my.toml"))
+    assert "# its model is yours, of mine.py; its demand is as it is\n# starts with " in shown
+
+
 def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> None:
     own = '[dear]\ncores = 2\nmemory_bytes = 1e9\nnic_bytes_per_second = 1e6\nsource = "made up"\n'
     own += 'devices = [{ kind = "cpu", speed = 1.0 }]\nusd_per_hour = 3.0\nspot_usd_per_hour = 1.0\n'
@@ -316,6 +335,12 @@ WRONG: list[tuple[str, str, str]] = [
         "[conditions]\nlatency_seconds = 0.1\n[budget]",
         r"\[conditions\] latency_seconds: .*; it belongs in \[cluster\]\.",
     ),
+    # [budget] has `seconds`, but three keys of the table itself are of seconds.
+    (
+        "[budget]",
+        "[[conditions.losses]]\nseconds = 400\n[budget]",
+        r"\[conditions\.losses\] seconds: .*; did you mean every_seconds or repair_seconds or notice_seconds\?",
+    ),
     # Two other tables have a key `nodes`: the one that is nearly the same comes first.
     (
         "[budget]",
@@ -344,12 +369,6 @@ WRONG: list[tuple[str, str, str]] = [
         r"\[start\].*batch_size to 10000: this scenario allows.* does not give batch_size, and so the workload's value",
     ),
     (
-    # [budget] has `seconds`, but three keys of the table itself are of seconds.
-    (
-        "[budget]",
-        "[[conditions.losses]]\nseconds = 400\n[budget]",
-        r"\[conditions\.losses\] seconds: .*; did you mean every_seconds or repair_seconds or notice_seconds\?",
-    ),
         BATCH,
         "intra_threads = { integer = [1, 4] }",
         r"\[start\].*intra_threads to 0: .* does not give intra_threads, and so the default",
