@@ -101,6 +101,8 @@ def load(name_or_path: str | Path) -> Scenario:
     several tables have the key, with its table: ``digits[start.policy=asp]``. A member of a family is loaded by
     ``drawn:learning[7]``; see `harness.families`.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise ValueError(f"Cannot read scenario {name_or_path!r}: give one name, or the path of one file.")  # noqa: TRY004
     source, colon, which = str(name_or_path).partition(":")
     if colon and source in _ELSEWHERE:
         name, text = _elsewhere(source)(which)
