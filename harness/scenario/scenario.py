@@ -83,12 +83,18 @@ def summaries() -> dict[str, str]:
 
 
 def matching(name: str) -> list[str]:
-    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, and a file's, the name itself.
+    """The embedded scenarios that a pattern such as ``cruise-*`` means, or the files of ``arenas/*.toml``; for any other
+    name, and a file's, the name itself.
 
     Raises ValueError where nothing matches.
     """
     if not set(name) & set("*?[") or "=" in name or ":" in name or Path(name).is_file():
         return [name]
+    if name.endswith(".toml"):  # from Python, or in quotation marks: no shell has expanded it
+        root = Path(name).anchor
+        if not (paths := sorted(map(str, Path(root).glob(str(Path(name).relative_to(root)))))):
+            raise ValueError(f"No file matches {name!r}: a pattern is relative to the working folder, {Path.cwd()}.")
+        return paths
     if not (found := fnmatch.filter(embedded(), name)):
         raise ValueError(f"No scenario matches {name!r}: `harness list scenarios` shows all.")
     return found
@@ -113,6 +119,8 @@ def load(name_or_path: str | Path) -> Scenario:
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
+        if path.is_dir() and any(path.glob("*.toml")):
+            raise ValueError(f"No scenario {plain!r}: it is a folder; name its files, as in {plain.rstrip('/')}/*.toml.")
         hint = near_names(plain, embedded(), shown_by="`harness list scenarios`")
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:

@@ -41,6 +41,8 @@ MISTAKES = [
     ("report folder --csv=table.csv", "harness report: error: cannot use --csv=table.csv: --csv takes no value"),
     ("new tuner conftest", "harness: Cannot name a tuner 'conftest': pytest takes conftest.py for its own. Choose ..."),
     ("new tuner test_rates", "harness: Cannot name a tuner 'test_rates': pytest takes test_rates.py for a file of ..."),
+    ("draw drawn:placement[3] --out d", "harness: Cannot draw 'drawn:placement[3]': name the family alone, and its ..."),
+    ("compare no*.toml", "harness: No file matches 'no*.toml': a pattern is relative to the working folder, ..."),
     ("compare --seeds -3", "harness: Cannot compare on -3 seeds: give at least 1."),
     ("compare --seeds 2.5", "harness compare: error: cannot use --seeds '2.5': give a whole number"),
     ("compare --jobs 0", "harness: Cannot use 0 jobs: give at least 1."),

@@ -473,6 +473,16 @@ def test_the_name_of_a_file_may_have_brackets(tmp_path: Path) -> None:
     assert scenario.load(path).name == "mine [b]"
 
 
+def test_a_pattern_of_files_means_these_files_and_a_folder_is_answered_with_it(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.toml").write_text(arena.TINY)
+    assert scenario.matching(f"{tmp_path}/*.toml") == [str(tmp_path / "a.toml"), str(tmp_path / "b.toml")]
+    with pytest.raises(ValueError, match=r"No file matches '.*/c\*\.toml': a pattern is relative to the working folder"):
+        scenario.matching(f"{tmp_path}/c*.toml")
+    with pytest.raises(ValueError, match=r": it is a folder; name its files, as in .*/\*\.toml\."):
+        scenario.load(f"{tmp_path}/")
+
+
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_bytes(b"\xff\xfe\x00")
