@@ -17,6 +17,7 @@ fixture.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -141,11 +142,10 @@ def _name_of(scenario: Any) -> str:
 
 
 def _named(tuner: str | TunerFactory) -> tuple[str, TunerFactory]:
-    if not isinstance(tuner, str):
-        return getattr(tuner, "__name__", repr(tuner)), tuner
     from tuners import resolve_contestant
+    from tuners.entries import entry_of
 
-    entry = resolve_contestant(tuner)
+    entry = resolve_contestant(tuner) if isinstance(tuner, str) else entry_of(tuner)
     return entry.name, entry.factory
 
 
@@ -153,10 +153,15 @@ def _runs(name: str, factory: TunerFactory, where: Any, seeds: Iterable[int]) ->
     from harness.drive import play
     from harness.scenario import Scenario, load, system
     from harness.score import score
+    from tuners.applicability import nothing_to_tune
 
     scenario = where if isinstance(where, Scenario) else load(where)
     for seed in seeds:
-        played = play(factory, system(scenario, seed))
+        made = system(scenario, seed)
+        if idle := nothing_to_tune(factory, made.job):
+            words = f"{name} is not applicable on {scenario.name}, and `harness compare` does not run it there: {idle}"
+            warnings.warn(words, stacklevel=1)
+        played = play(factory, made)
         if played.outcome.status == "error":
             raise RuntimeError(f"Cannot score {name} on {scenario.name}, seed {seed}: {played.outcome.reason}")
         yield score(played, scenario=scenario.name, tuner=name, seed=seed).score

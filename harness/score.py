@@ -105,7 +105,9 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
     dear = outcome.status == "target" and spent.usd > job.budget_usd
     reached = outcome.status == "target" and not dear
     pushes = sum(w.clocks for _, w in windows)
-    reason = outcome.reason or _reason(outcome, job, pushes, validated=bool(evaluations))
+    stalls = (_in_time(job, e, [c.stall_seconds for c in found]) for e, found in costs)
+    overhead_seconds = math.fsum([*stalls, *_branching(job, exchanges)])
+    reason = outcome.reason or _reason(outcome, job, pushes, overhead_seconds, validated=bool(evaluations))
     branches = _branches_peak(exchanges)
     final = evaluations[-1] if evaluations else Evaluation(0.0, 0, math.nan, math.nan)
     row = Score(
@@ -118,9 +120,7 @@ def score(played: Played, *, scenario: str, tuner: str, seed: int) -> Scored:
         budget_seconds=job.budget_seconds,
         reached=reached,
         reconfigurations=changes,
-        overhead_seconds=math.fsum(
-            [*(_in_time(job, e, [c.stall_seconds for c in found]) for e, found in costs), *_branching(job, exchanges)]
-        ),
+        overhead_seconds=overhead_seconds,
         slow_seconds=math.fsum(_in_time(job, e, [c.slow_seconds for c in found]) for e, found in costs),
         bytes_moved=math.fsum(c.bytes_moved for _, found in costs for c in found),
         trial_seconds=_training([w for on_path, w in windows if not on_path]),
@@ -302,9 +302,11 @@ def _too_dear(outcome: Outcome, job: Job, spent: Spending) -> str:
     )
 
 
-def _reason(outcome: Outcome, job: Job, pushes: int, *, validated: bool) -> str:
+def _reason(outcome: Outcome, job: Job, pushes: int, stall: float, *, validated: bool) -> str:
     if outcome.status == "budget":
         missed = f"The target {job.target.metric} {job.target.value:g} was not reached in {job.budget_seconds:g} s"
+        if not pushes and stall > job.budget_seconds / 2:
+            return f"{missed}: no push was completed, as what the tuner asked for stopped training for {stall:g} s of these."
         if not pushes:
             return f"{missed}: no push was completed in this time. Raise [budget] seconds."
         if not validated and job.target.metric in ("accuracy", "loss"):

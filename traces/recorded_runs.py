@@ -53,6 +53,7 @@ _FIELDS = (
 _COUNTS = ("workers", "servers")
 _SCHEDULED = "sync_switch"  # the policy of runs that go from BSP to ASP
 _NOT_TOLD = "none"  # the value of an option that only other runs have
+_WORKLOAD = pl.col("workload").fill_null("unnamed")  # as `harness calibrate` calls it, too
 _NAMES = 8  # of runs or values that a message lists, at most
 
 
@@ -96,8 +97,8 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
     runs = _told_apart([run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)])
     if not runs:
-        all_runs = [scan(trace, "runs").select("workload").collect() for trace in inside or [folder]]
-        known = sorted({one for table in all_runs for one in table["workload"] if one})
+        all_runs = [scan(trace, "runs").select(_WORKLOAD).collect() for trace in inside or [folder]]
+        known = sorted({one for table in all_runs for one in table["workload"]})
         if known and workload not in known:
             raise ValueError(
                 f"Cannot replay {workload!r} from {folder}: its runs are of {', '.join(known)}; name one of these as its "
@@ -139,7 +140,7 @@ def _runs_in(folder: Path, workload: str, pattern: str) -> list[tuple[Recorded, 
     moments = scan(folder, "progress").group_by("run").agg(last=pl.col("seconds").max(), most=pl.col("steps").max())
     runs = scan(folder, "runs").select(*columns).join(moments, on="run", how="left").collect()
     runs = runs.with_columns(pl.coalesce("steps", "most"), run_seconds=pl.coalesce("seconds", "last"))
-    runs = runs.filter(pl.col("workload") == workload, pl.col("run_seconds") > 0, pl.col("steps") > 0)
+    runs = runs.filter(_WORKLOAD.eq(workload), pl.col("run_seconds") > 0, pl.col("steps") > 0)
     runs = runs.drop("workload", "seconds", "last", "most")
     runs = runs.filter([is_like(run, pattern) for run in runs["run"]]).sort("run")
     said = scan(folder, "settings").select("run", "branch", *_COUNTS, *_FIELDS, "options", "setting")

@@ -433,9 +433,10 @@ class Install(Action[None]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, SyncPolicy):
+            named = f" A policy with a name needs no Install: write Reconfigure(replace(setting, policy={self.policy!r}))."
             raise TypeError(
-                f"Cannot install {self.policy!r}: give a SyncPolicy, as in `tuners.policies`. A policy with a name needs no "
-                f"Install: write Reconfigure(replace(setting, policy={str(self.policy)!r}))."
+                f"Cannot install {self.policy!r}: give a SyncPolicy, as in `tuners.policies`."
+                f"{named if isinstance(self.policy, str) else ''}"
             )
 
 

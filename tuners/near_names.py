@@ -7,21 +7,28 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import NamedTuple
 
-__all__ = ["UnknownKey", "did_you_mean", "near_keys", "near_names", "unknown_key"]
+__all__ = ["UnknownKey", "did_you_mean", "keys_with_part", "near_keys", "near_names", "unknown_key"]
 
+_FEW = 3  # names that a message proposes, at most
 _MANY = 12  # names that are too many for a message, where a command shows them
 
 
 def near_names(name: str, known: Iterable[str], *, shown_by: str = "") -> str:
-    """ "did you mean a or b?" with up to three similar `known` names; where none is similar, "choose one of ..." with all of
-    them, or, where these are many, with the commands that they are `shown_by`."""
+    """ "did you mean a or b?" with up to three similar `known` names, or keys of which it is a part (`loss` of
+    `training_loss`); where none is, "choose one of ..." with all of them, or, where these are many, with the commands that
+    they are `shown_by`."""
     names = list(known)
-    near = get_close_matches(name, names)
+    near = get_close_matches(name, names) or keys_with_part(name, names)
     if near:
         return f"did you mean {' or '.join(near)}?"
     if shown_by and len(names) > _MANY:
         return f"choose one of the {len(names)} that {shown_by} shows."
     return f"choose one of {', '.join(names)}."
+
+
+def keys_with_part(part: str, keys: Iterable[str]) -> list[str]:
+    """Up to three `keys` of which `part` is whole words, as `seconds` is of `every_seconds`."""
+    return [key for key in keys if f"_{part}_" in f"_{key}_"][:_FEW] if part else []
 
 
 def did_you_mean(near: Iterable[str]) -> str:

@@ -36,6 +36,12 @@ def add_draw(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _draw(options: argparse.Namespace) -> int:
     from harness.families import drawn, members
 
+    if "[" in options.family or ":" in options.family:
+        family = options.family.partition("[")[0].rpartition(":")[2]
+        raise ValueError(
+            f"Cannot draw {options.family!r}: name the family alone, and its members by --first and --count, as in "
+            f"harness draw {family} --first 0 --count 20."
+        )
     names = members(f"{options.family}[{options.first}:{options.first + options.count}]")
     for path in drawn.write(names, options.out):
         print(path, flush=True)

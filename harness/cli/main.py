@@ -277,8 +277,9 @@ def _scenarios(names: Sequence[str]) -> list[str]:
         named = matching(name)
         if name.startswith("drawn:"):
             named = [single(member) for member in members(name.removeprefix("drawn:"))]
-        elif named == [name]:
-            load(name)
+        elif named == [name] or name.endswith(".toml"):
+            for one in named:
+                load(one)
         found += named if named == [name] else [n for n in named if n not in found]
     return found
 

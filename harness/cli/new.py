@@ -34,6 +34,9 @@ def _new(options: argparse.Namespace) -> int:
     name = options.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ValueError(f"Cannot name a tuner {name!r}: write a word in small letters, digits and _, as in my_tuner.")
+    if name == "conftest" or name.startswith("test_"):
+        what = "its own" if name == "conftest" else "a file of tests"
+        raise ValueError(f"Cannot name a tuner {name!r}: pytest takes {name}.py for {what}. Choose another name.")
     if name in registry():
         raise ValueError(f"Cannot name a tuner {name!r}: there is one of that name. `harness show {name}` explains it.")
     # A folder of the module's name hides the module from commands that run beside it, once it is installed with -e.

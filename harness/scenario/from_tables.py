@@ -143,7 +143,8 @@ def known_workload(table: WorkloadTable, origin: Path, draw: int) -> WorkloadTab
     """The table itself. Raises ValueError for a name that is no workload."""
     names = (*own_workloads(table, origin, draw), *workloads())
     if table.name not in names:
-        near = near_names(table.name, names, shown_by="`harness list workloads`")
+        shown_by = "`harness list workloads`" + (f" or {table.file}" if table.file else "")
+        near = near_names(table.name, names, shown_by=shown_by)
         raise ValueError(f"name: no workload {table.name!r}; {near}")
     return table
 

@@ -48,9 +48,11 @@ def job(scenario: Scenario, table: RecordedTable, seed: int) -> Job:
 def check_target(scenario: Scenario, table: RecordedTable) -> None:
     """Raise ValueError where no run says what the target is about: it could never be reached."""
     metric = scenario.target.metric
+    runs = _runs_of(scenario, table)
+    if metric == "clocks" and scenario.target.value > (most := max(run.clocks for run in runs)):
+        raise ValueError(f"value: no recorded run has {scenario.target.value:g} steps; give at most {most}.")
     if scenario.target.counts:
         return
-    runs = _runs_of(scenario, table)
     if all(math.isnan(getattr(seen, metric)) for run in runs for seen in run.evaluations):
         raise ValueError(
             f"metric: no recorded run says its {metric}; record it (in the table runs, or progress), or choose another one."

@@ -83,12 +83,18 @@ def summaries() -> dict[str, str]:
 
 
 def matching(name: str) -> list[str]:
-    """The embedded scenarios that a pattern such as ``cruise-*`` means; for any other name, and a file's, the name itself.
+    """The embedded scenarios that a pattern such as ``cruise-*`` means, or the files of ``arenas/*.toml``; for any other
+    name, and a file's, the name itself.
 
     Raises ValueError where nothing matches.
     """
     if not set(name) & set("*?[") or "=" in name or ":" in name or Path(name).is_file():
         return [name]
+    if name.endswith(".toml"):  # from Python, or in quotation marks: no shell has expanded it
+        root = Path(name).anchor
+        if not (paths := sorted(map(str, Path(root).glob(str(Path(name).relative_to(root)))))):
+            raise ValueError(f"No file matches {name!r}: a pattern is relative to the working folder, {Path.cwd()}.")
+        return paths
     if not (found := fnmatch.filter(embedded(), name)):
         raise ValueError(f"No scenario matches {name!r}: `harness list scenarios` shows all.")
     return found
@@ -101,6 +107,8 @@ def load(name_or_path: str | Path) -> Scenario:
     several tables have the key, with its table: ``digits[start.policy=asp]``. A member of a family is loaded by
     ``drawn:learning[7]``; see `harness.families`.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise ValueError(f"Cannot read scenario {name_or_path!r}: give one name, or the path of one file.")  # noqa: TRY004
     source, colon, which = str(name_or_path).partition(":")
     if colon and source in _ELSEWHERE:
         name, text = _elsewhere(source)(which)
@@ -111,6 +119,8 @@ def load(name_or_path: str | Path) -> Scenario:
     if plain in embedded():
         path = Path(str(files("harness") / "scenarios" / f"{plain}.toml"))
     elif path.suffix != ".toml":
+        if path.is_dir() and any(path.glob("*.toml")):
+            raise ValueError(f"No scenario {plain!r}: it is a folder; name its files, as in {plain.rstrip('/')}/*.toml.")
         hint = near_names(plain, embedded(), shown_by="`harness list scenarios`")
         raise ValueError(f"No scenario {plain!r}: {hint} A file of your own is named with its .toml.")
     try:
@@ -342,19 +352,21 @@ def show(scenario: Scenario) -> str:
     tables = own_workloads(scenario.workload, scenario.origin, 0)
     own = {name: table["summary"] for name, table in tables.items()}
     said.append(f"{scenario.workload.name}: {(workloads() | own)[scenario.workload.name]}")
-    if made is not None:
-        if any(model := own_model(scenario)):
-            said.append(f"its model is yours, of {model[0]}, with {_size(made):,} parameters; its demand is as it is")
-        start = start_of(scenario)
-        # Loads say what each device computes; no worker has the batch size then.
-        batch = f"global batch size {sum(map(sum, start.loads))}" if start.loads else f"batch size {start.batch_size}"
-        training = f"{batch}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
-        counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
-        machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
-        said.append(f"starts with {machines}, {start.policy}, {training}")
+    if any(model := own_model(scenario)):
+        size = "" if made is None else f", with {_size(made):,} parameters"
+        said.append(f"its model is yours, of {model[0]}{size}; its demand is as it is")
+    start = start_of(scenario)
+    # Loads say what each device computes; no worker has the batch size then.
+    batch = f"global batch size {sum(map(sum, start.loads))}" if start.loads else f"batch size {start.batch_size}"
+    training = f"{batch}, learning rate {start.learning_rate:g}, momentum {start.momentum:g}"
+    counts = ((len(start.workers), "worker"), (len(start.servers), "server"))
+    machines = " and ".join(f"{count} {role}{'s' * (count != 1)}" for count, role in counts)
+    said.append(f"starts with {machines}, {start.policy}, {training}")
     known = told(scenario.workload.name, scenario.workload.overrides, scenario.target.metric, tables)
     share = " by share" if scenario.target.by_share else ""
-    within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s"
+    usd = "" if scenario.budget.usd is None else f" and {scenario.budget.usd:g} USD"
+    within = f"target: {scenario.target.metric} {scenario.target.value:g}{share} within {scenario.budget.seconds:g} s{usd}"
+    within += ", and the cheapest run wins" * (scenario.target.minimise == "usd")
     said.append(f"{within}; on this data: {known}" if known else within)
     families = dict.fromkeys(k.name.partition("/")[0] + "/..." if "/" in k.name else k.name for k in scenario.knobs)
     idle = {"staleness": "no policy that this job can have is bounded by it"} if staleness_is_idle(scenario) else {}

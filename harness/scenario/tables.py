@@ -27,7 +27,7 @@ from simulators.cluster.conditions import (
 )
 from simulators.reconfiguration.costs import Costs
 from tuners.actions import Scalar
-from tuners.near_names import near_names, unknown_key
+from tuners.near_names import keys_with_part, near_names, unknown_key
 from tuners.settings import MOST
 
 __all__ = [
@@ -331,6 +331,8 @@ def _advice(path: str, key: str) -> str:
     own = TABLES[path].__struct_fields__
     if get_close_matches(key, own, cutoff=_MISSPELT):
         return near_names(key, own)
+    if within := keys_with_part(key, own):  # "seconds" of [conditions.losses], not of [budget]
+        return f"did you mean {' or '.join(within)}?"
     homes = [f"[{name}]" for name, struct in TABLES.items() if name and "." not in name and key in struct.__struct_fields__]
     if homes:
         return f"it belongs in {' or '.join(homes)}."

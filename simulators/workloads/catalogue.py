@@ -76,6 +76,8 @@ class _WorkloadTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _SECTIONS = ("demand", "model", "data")
+_TAGGED: dict[str, Any] = {"model": Model, "data": Source}
+"""The sections whose keys depend on their `kind`, each with the structs of its kinds."""
 _PLAIN = ("samples", "batch_size", "learning_rate", "optimizer", "aggregation", "skew")
 
 # ---------------------------------------------------------------------------------------------------------------- lookup
@@ -176,6 +178,7 @@ def load_workloads(path: Path | str) -> dict[str, Any]:
             msgspec.convert(table, _WorkloadTable)
         except msgspec.ValidationError as error:
             keys = {"": _WorkloadTable.__struct_fields__, "demand": Demand.__struct_fields__}
+            keys |= {section: _keys_of(kinds, table.get(section)) for section, kinds in _TAGGED.items()}
             said = near_keys(str(error), keys) + _kinds(str(error))
             raise ValueError(f"Cannot read workload {name!r} from {path}: {said}") from error
     return {name: _with_place(table, path.parent) for name, table in tables.items()}
@@ -209,9 +212,16 @@ def with_own_model(
     return dict(tables) | {name: {**table, "model": own}}
 
 
+def _keys_of(kinds: Any, given: Any) -> tuple[str, ...]:
+    """The keys of the table `given`, which is of one of `kinds`; only `kind` where it says none of them."""
+    said = given.get("kind") if isinstance(given, dict) else None
+    found = next((kind for kind in get_args(kinds) if kind.__struct_config__.tag == said), None)
+    return ("kind",) if found is None else ("kind", *found.__struct_fields__)
+
+
 def _kinds(error: str) -> str:
     """What may be written, as a sentence, where msgspec's `error` is about the kind of a model or of data; else ""."""
-    for key, kinds in (("model", Model), ("data", Source)):
+    for key, kinds in _TAGGED.items():
         if f"$.{key}.kind" in error:
             return f" Choose one of {', '.join(sorted(kind.__struct_config__.tag for kind in get_args(kinds)))}."
     return ""
@@ -282,7 +292,7 @@ def _check_data(name: str, job: _WorkloadTable, path: Path | str | None) -> None
     """Raise ValueError where a workload that reads files has no path to them, or another one has."""
     reads = isinstance(job.data, Mnist | Cifar10 | Libsvm | Npz)
     if reads and path is None:
-        raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them with its data path.")
+        raise ValueError(f"Cannot make workload {name!r}: it reads files; point to them by data = 'PATH' under [workload].")
     if path is not None and not reads:
         raise ValueError(f"Cannot use the data {path} in workload {name!r}: it reads no files; leave the data path out.")
 

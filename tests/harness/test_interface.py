@@ -316,6 +316,7 @@ def test_a_job_that_cannot_be_deployed_is_refused(tiny: Path, tmp_path: Path) ->
         (lambda job: Run(clocks="many"), r"Cannot run for clocks='many': give a whole number"),
         (lambda job: Run(seconds="1 min"), r"Cannot run for seconds='1 min': give a number"),
         (lambda job: Run(), r"give exactly one of the two"),
+        (lambda job: Install(len), r"install <built-in function len>: give a SyncPolicy, as in `tuners.policies`\. \("),
         (lambda job: Install("asp"), r"Cannot install 'asp': give a SyncPolicy.*replace\(setting, policy='asp'\)"),
     ],
 )  # fmt: skip

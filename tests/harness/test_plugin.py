@@ -120,7 +120,7 @@ def test_all_seeds_are_run_without_benchmarking(pytester, run_pytest):
 
 def test_a_marker_of_the_users_own_is_kept(pytester, run_pytest):
     marked = MEASURED.replace("def test_it", "import pytest\n\n@pytest.mark.benchmark(group='mine')\ndef test_it")
-    pytester.makepyfile(test_it=marked % "asp")
+    pytester.makepyfile(test_it=marked % "fixed")
     run_pytest("--benchmark-json=report.json").assert_outcomes(passed=1)
     (benchmark,) = json.loads((pytester.path / "report.json").read_text())["benchmarks"]
     assert (benchmark["group"], benchmark["options"]["timer"]) == ("mine", "simulated_seconds")
@@ -161,6 +161,26 @@ def test_a_tuner_that_fails_fails_the_test(tmp_path):
 def test_unknown_names_are_refused(tuner, scenario, seeds, reason):
     with pytest.raises(ValueError, match=reason):
         Contest(Immediate())(tuner, scenario, seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("tuner", "scenario", "reason"),
+    [
+        ([len], "digits", "Cannot use .* as a tuner: .* or give a name"),
+        ((x for x in ()), "digits", "it was called already; give the function itself"),
+        ("fixed", ["digits", "digits-svm"], r"Cannot read scenario \['digits', 'digits-svm'\]: give one name, or the path"),
+    ],
+)
+def test_what_is_no_tuner_or_no_scenario_is_refused_before_it_is_played(tuner, scenario, reason):
+    with pytest.raises(ValueError, match=reason):
+        Contest(Immediate())(tuner, scenario)
+
+
+def test_a_tuner_that_has_nothing_to_tune_is_played_with_a_warning(tmp_path):
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    said = "asp is not applicable on small, and `harness compare` does not run it there: The job starts with 'asp' already"
+    with pytest.warns(UserWarning, match=said):
+        assert Contest(Immediate())("asp", tmp_path / "small.toml").reached == 1
 
 
 def test_loading_the_plug_in_imports_nothing_heavy():

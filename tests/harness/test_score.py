@@ -104,6 +104,8 @@ def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> N
         "raise [budget] seconds."
     )
     assert "no push was completed in this time" in scored(status="budget").score.reason
+    stopped = (20.0, Evaluate(), Evaluation(0.0, 0, 2.3, 0.1))
+    assert "as what the tuner asked for stopped training for 20 s of these." in scored(stopped, status="budget").score.reason
     assert scored(run, status="diverged").score.reason == "The loss was no longer finite after 3 s."
     assert "no worker was left" in scored(run, status="deadlock").score.reason
     row = scored(run, status="error", reason="It rained.").score

@@ -58,3 +58,10 @@ def test_other_mistakes_are_told_with_their_key():
 def test_many_names_are_shown_by_a_command():
     assert near_names("zzz", ["a", "b"]) == "choose one of a, b."
     assert near_names("zzz", map(str, range(13)), shown_by="`list`") == "choose one of the 13 that `list` shows."
+
+
+def test_a_part_of_keys_is_answered_with_these_keys_where_none_is_similar():
+    assert near_names("usd", ["runs", "cost_usd"]) == "did you mean cost_usd?"
+    assert near_names("seconds", ["every_seconds", "a_seconds_b", "seconds_c", "d_seconds"]).count("or") == 2
+    assert near_names("st", ["runs", "cost_usd"]) == "choose one of runs, cost_usd."
+    assert near_names("", ["runs_", "cost_usd"]) == "choose one of runs_, cost_usd."

@@ -155,10 +155,13 @@ def _check_divided(file: Path) -> None:
 
 def _advice(column: str, rules: TableRules) -> str:
     """What to write in place of an unknown column."""
+    if not column or column.startswith("Unnamed: "):  # as pandas writes, and reads, the numbers of its rows
+        return "if it has the numbers of rows, leave it out: pandas does so with index=False."
     units = (
         " Times are in seconds." if any(word in column.lower() for word in ("ms", "milli", "time", "_us", "micro")) else ""
     )
-    return f"{near_names(column, rules.columns)}{units}"
+    near = near_names(column, rules.columns)
+    return f"{near.replace('choose', 'leave it out, or choose', 1)}{units}"
 
 
 def _object(text: str) -> None:

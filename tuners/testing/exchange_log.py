@@ -129,7 +129,9 @@ def _close(tuner: Tuner) -> None:
         tuner.close()
     except (Exception, SystemExit) as error:
         if "ignored GeneratorExit" in str(error):
-            raise AssertionError(f"It goes on when it is closed ({error}): let GeneratorExit pass.") from error
+            raise AssertionError(
+                f"It goes on when it is closed ({error}): catch Rejected only, or let GeneratorExit pass."
+            ) from error
         raise AssertionError(f"It raises {type(error).__name__} when it is closed: {error}") from error
 
 

@@ -53,6 +53,9 @@ class CommandParser(argparse.ArgumentParser):
         value = re.search(r"argument (\S+?)(?:/\S+)?: ('.*': give .*)", message)
         if value:
             message = f"cannot use {value[1]} {value[2]}"
+        valued = re.search(r"argument (\S+?)(?:/\S+)?: ignored explicit argument '(.*)'", message)
+        if valued:
+            message = f"cannot use {valued[1]}={valued[2]}: {valued[1]} takes no value"
         missing = re.search(r"the following arguments are required: (.*)", message)
         if missing:
             helps = {

@@ -133,6 +133,15 @@ def test_own_profiles_are_found_beside_the_scenario(tmp_path: Path) -> None:
         scenario.parse(text.replace('"pi"', '"x"'), name="mine", origin=tmp_path / "scenario.toml")
 
 
+def test_a_workload_that_is_neither_shipped_nor_in_the_users_file_is_told_of_both(tmp_path: Path) -> None:
+    (tmp_path / "made.toml").write_text(calibrated_toml())
+    text = changed('name = "cruise-nmf"', 'file = "made.toml"\nname = "resnet"')
+    with pytest.raises(
+        ValueError, match=r"'resnet'; choose one of the \d+ that `harness list workloads` or made\.toml shows"
+    ):
+        scenario.parse(text, name="mine", origin=tmp_path / "scenario.toml")
+
+
 def test_a_draw_changes_the_machines_the_job_and_the_latency_that_were_calibrated(tmp_path: Path) -> None:
     draws = {"nic_bytes_per_second": (2e6, 3e6), "sample_seconds": (0.01, 0.03), "latency_seconds": (1e-3, 4e-3)}
     (tmp_path / "made.toml").write_text(calibrated_toml(**draws))
@@ -188,6 +197,25 @@ def test_embedded_scenarios_can_be_played_and_shown(name: str) -> None:
     assert scenario.parse(shown, name=name, origin=HERE).cluster == made.cluster
     assert shown.startswith(f"# {name}: ")
     assert max(map(len, shown.splitlines())) <= 125
+
+
+def test_the_head_of_a_scenario_says_what_it_may_cost_and_that_the_cheapest_run_wins() -> None:
+    text = changed("[budget]", "[budget]\nusd = 3").replace("count = 5", "count = 5, usd_per_hour = 0.2")
+    assert "# target: loss 0.1 within 20 s and 3 USD\n" in scenario.show(parsed(text))
+    cheapest = text.replace("[target]", '[target]\nminimise = "usd"')
+    assert "# target: loss 0.1 within 20 s and 3 USD, and the cheapest run wins\n" in scenario.show(parsed(cheapest))
+
+
+def test_the_head_of_a_scenario_with_data_of_the_user_says_its_start_and_reads_no_data(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def make(shape, classes): ...\n")
+    (tmp_path / "jobs.toml").write_text(
+        '[mine]\nsummary = "Mine"\ndata = { kind = "npz" }\ndemand = { model_bytes = 1e3, sample_seconds = 0.01 }\n'
+        'model = { kind = "python", file = "mine.py", function = "make" }\n'
+    )
+    text = changed('name = "cruise-nmf"', 'file = "jobs.toml"\ndata = "none.npz"\nname = "mine"')
+    text = "".join(line for line in text.splitlines(True) if not line.startswith(("overrides", "batch_size")))
+    shown = scenario.show(scenario.parse(text, name="my", origin=tmp_path / "my.toml"))
+    assert "# its model is yours, of mine.py; its demand is as it is\n# starts with " in shown
 
 
 def test_prices_are_of_the_type_the_group_or_the_spot_market(tmp_path: Path) -> None:
@@ -306,6 +334,12 @@ WRONG: list[tuple[str, str, str]] = [
         "[budget]",
         "[conditions]\nlatency_seconds = 0.1\n[budget]",
         r"\[conditions\] latency_seconds: .*; it belongs in \[cluster\]\.",
+    ),
+    # [budget] has `seconds`, but three keys of the table itself are of seconds.
+    (
+        "[budget]",
+        "[[conditions.losses]]\nseconds = 400\n[budget]",
+        r"\[conditions\.losses\] seconds: .*; did you mean every_seconds or repair_seconds or notice_seconds\?",
     ),
     # Two other tables have a key `nodes`: the one that is nearly the same comes first.
     (
@@ -437,6 +471,16 @@ def test_the_name_of_a_file_may_have_brackets(tmp_path: Path) -> None:
     path.write_text(scenario.load("digits").text)
     assert scenario.matching(str(path)) == [str(path)]
     assert scenario.load(path).name == "mine [b]"
+
+
+def test_a_pattern_of_files_means_these_files_and_a_folder_is_answered_with_it(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.toml").write_text(arena.TINY)
+    assert scenario.matching(f"{tmp_path}/*.toml") == [str(tmp_path / "a.toml"), str(tmp_path / "b.toml")]
+    with pytest.raises(ValueError, match=r"No file matches '.*/c\*\.toml': a pattern is relative to the working folder"):
+        scenario.matching(f"{tmp_path}/c*.toml")
+    with pytest.raises(ValueError, match=r": it is a folder; name its files, as in .*/\*\.toml\."):
+        scenario.load(f"{tmp_path}/")
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from tests.support.small_jobs import SMALL, start
 from tests.support.small_jobs import cluster as small_cluster
 from tests.support.small_jobs import job as small_job
 from tests.support.small_jobs import system as small_system
+from traces.foreign.own_tables import from_tables as own_trace
 from traces.importers import import_trace
+from traces.recorded_runs import recorded_runs
 from traces.shipped import locate
 from traces.store import load_results
 from tuners import registry
@@ -72,6 +74,28 @@ def test_a_table_is_a_scenario(folder):
     assert (seen.seed, seen.samples, seen.budget_seconds, seen.name) == (1, 1000, 200.0, "six")
     assert "# 6 recorded runs under 6 settings; starts with policy bsp, option/workers 8" in show(made)
     assert show(made).endswith(TEXT)
+
+
+def test_runs_whose_workload_is_not_recorded_are_called_unnamed(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/settings.csv").write_text("run,seconds,workers,servers,policy\na,0,3,1,asp\nb,0,2,1,asp\n")
+    (tmp_path / "logs/runs.csv").write_text("run,seconds,steps\na,60,600\nb,60,400\n")
+    own_trace(tmp_path / "logs", tmp_path / "t", made_by="test")
+    text = (
+        'summary = "Mine"\n[recorded]\ntrace = "t"\nworkload = "unnamed"\n'
+        '[target]\nmetric = "clocks"\nvalue = 400\n[budget]\nseconds = 200\n'
+    )
+    assert "# 2 recorded runs under 2 settings; starts with option/workers 3\n" in show(load(scenario(tmp_path, text)))
+    with pytest.raises(ValueError, match=r"Cannot replay 'resnet' from .*: its runs are of unnamed; name one of these"):
+        load(scenario(tmp_path, text.replace("unnamed", "resnet")))
+
+
+def test_a_count_of_steps_that_no_run_has_is_refused(folder):
+    most = max(run.clocks for run in recorded_runs(folder / "t", "cnn"))
+    counting = TEXT[: TEXT.index("metric")] + f'metric = "clocks"\nvalue = {most}\n' + TEXT[TEXT.index("[budget]") :]
+    assert load(scenario(folder, counting, "counting")).target.value == most
+    with pytest.raises(ValueError, match=rf"\[target\] value: no recorded run has {most + 1} steps; give at most {most}\."):
+        load(scenario(folder, counting.replace(f"value = {most}", f"value = {most + 1}"), "more"))
 
 
 def test_training_samples_that_the_file_does_not_say_are_unknown(folder):

@@ -417,10 +417,18 @@ def test_a_workload_learns_from_arrays_of_the_user(tmp_path):
     (tmp_path / "mine.toml").write_text(text.replace('"npz"', '"numpy"'))
     with pytest.raises(ValueError, match=r": data\.kind: invalid value 'numpy'\. Choose one of breast-cancer, .*npz, "):
         load_workloads(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text(text.replace('"npz"', '"npz", path = "mine.npz"'))
+    with pytest.raises(ValueError, match=r"data has no key 'path'; choose one of kind, valid_share, seed\."):
+        load_workloads(tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text(text.replace('"logistic"', '"mlp", hiden = [3]'))
+    with pytest.raises(ValueError, match=r"model has no key 'hiden'; did you mean hidden\?"):
+        load_workloads(tmp_path / "mine.toml")
 
 
 def test_a_missing_and_a_superfluous_data_path_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"Cannot make workload 'mnist-mlp': it reads files; point to them"):
+    with pytest.raises(
+        ValueError, match=r"Cannot make workload 'mnist-mlp': it reads files; point to them by data = 'PATH' under \[wor"
+    ):
         workload("mnist-mlp")
     with pytest.raises(ValueError, match=r"Cannot use the data .* in workload 'digits-mlp': it reads no files"):
         workload("digits-mlp", data=tmp_path)

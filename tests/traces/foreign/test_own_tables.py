@@ -80,6 +80,19 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "'compute_ms': iterations has no such column; did you mean",
         ),
         (
+            {"progress_csv": "seconds,steps,loss\n"},
+            "'loss': progress has no such column; did you mean training_loss or valid",
+        ),
+        ({"runs_csv": "seconds,steps,usd\n"}, "column 'usd': runs has no such column; did you mean cost_usd?"),
+        (
+            {"iterations_csv": "seconds,worker,clock,host\n"},
+            "column 'host': iterations has no such column; leave it out, or choose one of run, branch, seconds",
+        ),
+        (
+            {"iterations_csv": ",seconds,worker,clock\n"},
+            "iterations has no such column; if it has the numbers of rows, leave it out: pandas does so with index=False.",
+        ),
+        (
             {"iterations_csv": "seconds;worker;clock\n"},
             "mine/iterations.csv: its fields are divided by semicolons: divide them by commas, and write numbers with a",
         ),
