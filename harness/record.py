@@ -32,8 +32,13 @@ def play_recorded(
     """Like `harness.drive.play`, and write a trace to `folder`. Raises ValueError if the folder exists already."""
     origin = Origin("harness", MADE_BY, f"{scenario}, {tuner}, seed {seed}")
     with TraceWriter(folder, origin) as writer:
+        job = system.job
         recorder = Recorder(
-            writer, f"{scenario}/{tuner}/{seed}", start=system.job.start, method=next(iter(system.job.methods), None)
+            writer,
+            f"{scenario}/{tuner}/{seed}",
+            start=job.start,
+            method=next(iter(job.methods), None),
+            nodes=[node.name for node in job.nodes],
         )
 
         def record_and_watch(exchange: Exchange) -> None:
@@ -46,7 +51,7 @@ def play_recorded(
         recorder.end(
             status=outcome.status,
             seconds=outcome.seconds,
-            workload=system.job.name,
+            workload=job.name,
             seed=seed,
             cost_usd=usd if math.isfinite(usd) else None,
             reason=outcome.reason,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
@@ -53,12 +53,26 @@ def from_log(path: Path, out: Path, *, made_by: str) -> None:
         inputs=((path.name, digest_of(path.read_bytes())),),
     )
     with atomic_folder(out) as folder, TraceWriter(folder, made_from, part_rows=_PART_ROWS) as writer:
-        recorder = Recorder(writer, f"{scenario}/{tuner}/{seed}")
+        recorder = Recorder(writer, f"{scenario}/{tuner}/{seed}", nodes=_node_order(windows))
         for exchange in exchanges:
             recorder(exchange)
         last = exchanges[-1].seconds if exchanges else 0.0
         status = windows[-1].status if windows else "running"
         recorder.end(status=status, seconds=last, workload=scenario, seed=int(seed) if seed.isdecimal() else None)
+
+
+def _node_order(windows: Sequence[Window]) -> tuple[str, ...]:
+    """The names of the job's nodes in its order, if all were available at the end of any window; else ().
+
+    Windows list the nodes that are available, in the job's order. One that is missing would shift the numbers of others, and
+    these would not have as many pushes as the windows say of their workers.
+    """
+    names = tuple(node.name for node in max((w.nodes for w in windows), key=len, default=()))
+    for window in windows:
+        for worker in window.workers:
+            if worker.node not in names or (window.pushes.worker == names.index(worker.node)).sum() != worker.pushes:
+                return ()
+    return names
 
 
 def to_few_parts(trace: Path, out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +13,7 @@ import polars as pl
 
 from traces.exchanges import Exchange
 from traces.parts import TraceWriter
-from traces.schema import TRACE, setting_text
+from traces.schema import NODE_ORDER, TRACE, setting_text
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Pushes, Reconfigure, Rejected, Run, Setting, Window
 
 __all__ = ["Recorder"]
@@ -30,11 +31,20 @@ class Recorder:
     """Writes the exchanges of one run to a trace.
 
     `start` is the setting at the start of the run; if None, it is taken from the first window. `method` is the method of
-    reconfigurations that do not name one.
+    reconfigurations that do not name one. `nodes` are the names of `Job.nodes`, whose numbers pushes have; (): not known.
     """
 
-    def __init__(self, writer: TraceWriter, run: str, *, start: Setting | None = None, method: str | None = None) -> None:
+    def __init__(
+        self,
+        writer: TraceWriter,
+        run: str,
+        *,
+        start: Setting | None = None,
+        method: str | None = None,
+        nodes: Sequence[str] = (),
+    ) -> None:
         self._writer, self._run, self._method = writer, run, method
+        self._order = {NODE_ORDER: [*nodes]} if nodes else {}
         self._settings: dict[int, Setting] = {}  # in force, by branch
         self._rows: dict[str, list[dict[str, Any]]] = {}
         self._pushes: list[tuple[int, Pushes]] = []  # branch and pushes of each window that is not yet written
@@ -80,7 +90,7 @@ class Recorder:
         row |= {"steps": self._clocks, "cost_usd": cost_usd}
         if self._latest is not None:
             row |= {"loss": self._latest.loss, "accuracy": self._latest.accuracy}
-        self._row("runs", row | {"extras": json.dumps(extras, sort_keys=True)})
+        self._row("runs", row | {"extras": json.dumps(self._order | extras, sort_keys=True)})
         self._write()
 
     def pause(self) -> None:

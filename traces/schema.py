@@ -7,7 +7,7 @@ not recorded. Times are seconds since the run began.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ __all__ = [
     "EVALUATIONS",
     "HOST",
     "KEYS",
+    "NODE_ORDER",
     "NOT_APPLICABLE",
     "READABLE",
     "SCORES",
@@ -34,6 +35,7 @@ __all__ = [
     "setting_from",
     "setting_text",
     "worker_count",
+    "worker_numbers",
 ]
 
 VERSION = 4
@@ -128,6 +130,10 @@ _MOMENT = Column(_FLOAT, low=-3600.0, high=3.2e8)  # ten years; a Unix time, in 
 _DURATION = Column(_FLOAT, required=False, low=0, high=3.2e8)
 _PART = Column(_FLOAT, required=False, low=0, high=86_400.0)  # no part of one iteration takes a day
 
+NODE_ORDER = "node_order"
+"""The key of a run's extras that has the names of its nodes, in the order in which `iterations` number them, from 0 on. A
+setting may have its workers in another order. Without this key, numbers are taken to follow the setting's order."""
+
 TRACE: dict[str, TableRules] = {
     # One row per run.
     "runs": TableRules(
@@ -149,7 +155,7 @@ TRACE: dict[str, TableRules] = {
             "accuracy": _SHARE,  # at the end
             "accuracy_sd": _SHARE,
             "cost_usd": _RATE,
-            "extras": _WORDS,  # a JSON object: data of the source that has no column here
+            "extras": _WORDS,  # a JSON object: data of the source that has no column here, and `NODE_ORDER`
         },
         key=("run",),
     ),
@@ -181,7 +187,7 @@ TRACE: dict[str, TableRules] = {
             "run": _NAME,
             "branch": _BRANCH,
             "seconds": _MOMENT._replace(required=False),  # when it was completed
-            "worker": Column(pl.Int32(), low=0),
+            "worker": Column(pl.Int32(), low=0),  # its number, see `NODE_ORDER`
             "clock": Column(pl.Int32(), low=0),  # iterations of the worker before this one, or number of the step
             "step_seconds": _PART,  # of the whole iteration, if recorded as a whole
             "compute_seconds": _PART,
@@ -292,3 +298,10 @@ def worker_count(setting: Setting | str) -> int | None:
         setting = setting_from(setting)
     recorded = dict(setting.options).get("workers")
     return recorded if setting.workers == ("workers",) and isinstance(recorded, int) else len(setting.workers)
+
+
+def worker_numbers(workers: Sequence[str], order: Sequence[str]) -> tuple[int, ...]:
+    """The numbers that `iterations` give these workers of a setting, by the `NODE_ORDER` of the run; () where this lacks one
+    of them, or the setting does not name its workers."""
+    at = {name: number for number, name in enumerate(order)}
+    return tuple(at[name] for name in workers) if at.keys() >= {*workers} else ()

@@ -34,7 +34,8 @@ of the same names.
 In order, where a recording names any of our nodes, each of ours gets what was recorded of its name, for every role: workers
 that the settings of a run name, machines that were probed, and nodes with events. Machines of other names drive none then,
 and a node that was not probed has no episodes. Where all names are others, machines are assigned in their order, in which
-n2 is before n10.
+n2 is before n10. Workers have the names of nodes that `node_order` in the run's extras gives to their numbers; without it,
+those of the setting, in the order of numbers.
 
 With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
 the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
@@ -51,7 +52,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import msgspec
@@ -66,7 +67,7 @@ from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import is_like, scan
-from traces.schema import TRACE, setting_from
+from traces.schema import TRACE, setting_from, worker_numbers
 
 __all__ = [
     "NoDataError",
@@ -90,6 +91,7 @@ _STREAM = 7
 """Number of this module's stream of random numbers; other modules use the streams before it."""
 
 _Floats = NDArray[np.float64]
+_E = TypeVar("_E", bound=msgspec.Struct)
 
 
 def check_replay(conditions: Conditions) -> None:
@@ -261,14 +263,18 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     timed = _with_batch_size(timed, recording)
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
-    found, named = {}, _machines_of_workers(recording)
+    found, named, orders = {}, _machines_of_workers(recording), _node_orders(recording)
     for (run,), one in timed.group_by("run", maintain_order=True):
         workers = one.partition_by("worker", maintain_order=True)
-        names = named.get(str(run), ())
-        names = names if len(names) == len(workers) else ("",) * len(workers)
+        numbers = [int(w["worker"][0]) for w in workers]
+        if order := orders.get(str(run)):
+            names = [order[number] if number < len(order) else "" for number in numbers]
+        else:
+            told = named.get(str(run), ())
+            names = [*told] if len(told) == len(workers) else [""] * len(workers)
         found[str(run)] = tuple(
-            _WorkerTimes(int(w["worker"][0]), w["compute_seconds"].to_numpy(), name)
-            for w, name in zip(workers, names, strict=True)
+            _WorkerTimes(number, w["compute_seconds"].to_numpy(), name)
+            for number, w, name in zip(numbers, workers, names, strict=True)
         )
     return found
 
@@ -287,6 +293,7 @@ def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFr
     columns = ("run", "seconds", "batch_size", "options", "setting")
     settings = _replayed_rows(recording, "settings", *columns).sort("seconds", maintain_order=True).with_row_index("given")
     sizes = {int(row["given"]): found for row in settings.to_dicts() if (found := _sizes_of_workers(row))}
+    numbers = _numbers_of_workers(recording, settings)
     settings = settings.select("run", "seconds", "batch_size", "given")
     known = timed.filter(pl.col("seconds").is_not_null()).sort("seconds", maintain_order=True)
     if not known.height:
@@ -295,7 +302,8 @@ def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFr
     known = known.join_asof(settings, on="seconds", by="run", check_sortedness=False)
     own = []
     for (given,), one in known.filter(pl.col("given").is_in(list(sizes))).group_by("given"):
-        workers, told = sorted(one["worker"].unique()), sizes[int(given)]
+        told = sizes[int(given)]
+        workers = numbers.get(int(given)) or sorted(one["worker"].unique())
         # Numbers are names: the first size is that of the lowest. One that is missing is known by the others' numbers.
         places = workers if len(workers) != len(told) else range(len(told))
         own += [(given, worker, told[at]) for worker, at in zip(workers, places, strict=True) if at < len(told)]
@@ -312,6 +320,13 @@ def _sizes_of_workers(setting: Mapping[str, Any]) -> tuple[int, ...]:
     given = json.loads(setting["options"] or "{}").get("batch_sizes")
     told = isinstance(given, list) and all(isinstance(size, int) for size in given)
     return tuple(given) if told else ()
+
+
+def _numbers_of_workers(recording: ReplayedTrace, settings: pl.DataFrame) -> dict[int, tuple[int, ...]]:
+    """By number of a setting, those of its workers in its own order, where the extras of its run tell them."""
+    orders = _node_orders(recording)
+    known = [row for row in settings.to_dicts() if row["setting"] and orders.get(row["run"])]
+    return {row["given"]: worker_numbers(setting_from(row["setting"]).workers, orders[row["run"]]) for row in known}
 
 
 def _stages(recording: ReplayedTrace) -> pl.DataFrame:
@@ -443,7 +458,7 @@ def _fitted_throttles(recorded: Sequence[_Throttle | None], count: int, rng: np.
 @cache
 def throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     """The throttling of each run; None for a run that was not throttled."""
-    found = [_throttle(run, known) for run, known in sorted(_extras(recording).items())]
+    found = [_throttle(run, known) for run, known in sorted(_extras(recording, _Extras).items())]
     if not any(found):
         raise _no_data(recording, f"runs that were throttled, whose extras have {', '.join(_BUCKET)}")
     return tuple(found)
@@ -479,7 +494,7 @@ def places_of(recording: ReplayedTrace) -> dict[str, Places]:
     events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    extras = _extras(recording)
+    extras = _extras(recording, _Extras)
     seen = {str(run): one.drop("run").rows() for (run,), one in events.group_by("run", maintain_order=True)}
     calm: dict[str, list[Any]] = {run: [] for run in _runs_like(recording, set(seen))}
     return {
@@ -527,15 +542,26 @@ class _Extras(msgspec.Struct):
     bucket_bytes: float | None = None
 
 
+class _Numbered(msgspec.Struct):
+    """What replays of compute times read of a run's extras."""
+
+    node_order: list[str] = []  # `traces.schema.NODE_ORDER`
+
+
 _BUCKET = tuple(name for name in _Extras.__struct_fields__ if name.startswith("bucket_"))
 
 
-def _extras(recording: ReplayedTrace) -> dict[str, _Extras]:
+def _node_orders(recording: ReplayedTrace) -> dict[str, list[str]]:
+    """By run, the names of the nodes that workers are numbered by; [] where it is not known."""
+    return {run: told.node_order for run, told in _extras(recording, _Numbered).items()}
+
+
+def _extras(recording: ReplayedTrace, kind: type[_E]) -> dict[str, _E]:
     """The extras of the runs that may be replayed. Raises ValueError, naming run and key, for what they cannot be."""
     found = {}
     for run, text in _replayed_rows(recording, "runs", "run", "extras").iter_rows():
         try:
-            found[str(run)] = msgspec.json.decode(text or "{}", type=_Extras)
+            found[str(run)] = msgspec.json.decode(text or "{}", type=kind)
         except msgspec.MsgspecError as error:
             raise ValueError(f"Cannot read the extras of run {run!r}: {error}; correct it, or leave it out.") from None
     return found

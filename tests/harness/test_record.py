@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from traces.exchanges import Exchange, read_log, write_log
 from traces.parts import Origin, TraceWriter, check_trace, manifest, scan
 from traces.plausible import TraceError
 from traces.record import Recorder
-from traces.schema import TRACE, setting_from
+from traces.schema import NODE_ORDER, TRACE, setting_from
 from tuners.actions import Cost, Evaluate, Evaluation, Fork, Job, NodeEvent, Reconfigure, Rejected, Run, Tuner, Window
 
 SEVERAL = {"scenario": "toy", "tuner": "busy", "seed": 3}
@@ -86,6 +87,23 @@ def test_a_log_gives_the_same_rows(recorded, tmp_path):
     mine, theirs = read(tmp_path / "converted"), read(folder)
     for table in ("iterations", "progress", "node_events", "settings"):
         assert mine[table].equals(theirs[table]), table
+    order = [node.name for node in played.job.nodes]
+    assert [json.loads(tables["runs"]["extras"][0])[NODE_ORDER] for tables in (mine, theirs)] == [order] * 2
+
+
+@pytest.mark.parametrize("absent", ["n0", "n4"])
+def test_a_log_without_a_node_that_shifts_numbers_tells_no_order_of_nodes(absent, tmp_path):
+    """No window lists the node. If it is the last one, all others have the numbers that the windows' order gives them."""
+    of = job()
+    assert [node.name for node in of.nodes] == ["n0", "n1", "n2", "n3", "n4"]
+    seen = window(of, [1.0] * 6, workers=("n2", "n1"))
+    seen = replace(seen, nodes=tuple(node for node in of.nodes if node.name != absent))
+    log = tmp_path / "runs" / "toy" / "busy" / "3" / "exchanges.jsonl.gz"
+    log.parent.mkdir(parents=True)
+    write_log(log, [Exchange(6.0, Run(clocks=6), seen)])
+    from_log(log, tmp_path / "converted", made_by="test")
+    told = json.loads(read(tmp_path / "converted")["runs"]["extras"][0])
+    assert told == ({} if absent == "n0" else {NODE_ORDER: ["n0", "n1", "n2", "n3"]})
 
 
 def test_a_comparison_records_when_asked(kept_processes, tmp_path):

@@ -463,7 +463,7 @@ def _recording(wanted: Deployment, job: Job) -> tuple[TraceWriter, Recorder]:
     named = "{scenario}, {tuner}, seed {seed}, live".format(**wanted.run)
     trace = TraceWriter(where, Origin("harness", MADE_BY, named), waits=True)
     run = "{scenario}/{tuner}/{seed}".format(**wanted.run)
-    return trace, Recorder(trace, run, start=job.start, method=job.methods[0])
+    return trace, Recorder(trace, run, start=job.start, method=job.methods[0], nodes=[node.name for node in job.nodes])
 
 
 def _keep(wanted: Deployment, spec: Spec, log: job_folder.ExchangeLog, saved: Checkpoint) -> None:

@@ -12,11 +12,11 @@ import msgspec
 import polars as pl
 
 from simulators.calibration.recorded.row import Row
-from traces.schema import setting_from
+from traces.schema import NODE_ORDER, setting_from, worker_numbers
 from tuners.actions import Setting
 from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
 
-__all__ = ["batch_sizes_of", "moments", "row_of", "settings_of", "told_of"]
+__all__ = ["batch_sizes_of", "moments", "numbers_of", "row_of", "settings_of", "told_of"]
 
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _NOT_IN_ROWS: dict[str, Any] = {
@@ -43,6 +43,7 @@ class _Extras(msgspec.Struct):
     """What calibration reads of a run's extras, and of which type; other keys may hold anything."""
 
     nodes: dict[str, _Node] = {}
+    node_order: list[str] = []
     total_batch_size: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     n_stragglers: float | None = None
     straggler_delay_ms: float | None = None
@@ -168,6 +169,12 @@ def told_of(setting: Mapping[str, Any]) -> dict[str, Any]:
     return {**_read(setting, "options"), **dict(whole.get("options", ())), **whole}
 
 
+def numbers_of(setting: Mapping[str, Any]) -> tuple[int, ...]:
+    """The numbers of a setting's workers in its own order, which links, loads and delays have, too; () if the run's extras
+    do not tell them: then numbers follow this order."""
+    return worker_numbers(_read(setting, "setting").get("workers", ()), _read(setting, "extras").get(NODE_ORDER, ()))
+
+
 def _check_extras(runs: pl.DataFrame) -> None:
     """Raise ValueError, naming run and key, for extras that calibration cannot read."""
     for run, text in runs.select("run", "extras").iter_rows():
@@ -186,7 +193,7 @@ def _batch_size(setting: Mapping[str, Any]) -> int:
 
 
 def batch_sizes_of(setting: Mapping[str, Any]) -> tuple[int, ...]:
-    """Samples in a mini-batch of each worker, in the order of their numbers; () if the setting does not tell them.
+    """Samples in a mini-batch of each worker, in the setting's order; () if the setting does not tell them.
 
     They are the loads of a whole setting, or in its options: {"batch_sizes": [48, 16]}. Raises ValueError for others.
     """

@@ -18,7 +18,14 @@ import numpy as np
 import polars as pl
 
 from simulators.calibration.recorded.efforts import Effort, efforts
-from simulators.calibration.recorded.recorded_settings import batch_sizes_of, moments, row_of, settings_of, told_of
+from simulators.calibration.recorded.recorded_settings import (
+    batch_sizes_of,
+    moments,
+    numbers_of,
+    row_of,
+    settings_of,
+    told_of,
+)
 from simulators.calibration.recorded.row import Row, WorkerTime
 from simulators.calibration.recorded.segments import (
     FEW,
@@ -88,7 +95,8 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     noise, slow = None, dict[tuple[str, int], Sleeper]()
     if iterations is not None and iterations.height:
         segments = segments_of(tables, settings, left_out, wanted, caveats)
-        slow = sleepers([(s.setting, s.pushes) for s in segments], [batch_sizes_of(s.setting) for s in segments])
+        made = [s.setting for s in segments]
+        slow = sleepers([(s.setting, s.pushes) for s in segments], [*map(batch_sizes_of, made)], [*map(numbers_of, made)])
         told, contradict = on_machines(list(_rows_of_iterations(segments, slow)))
         if links := _slow_links(segments, told):
             caveats.append(
@@ -243,15 +251,18 @@ def _rows_of_iterations(segments: Sequence[Segment], slow: Mapping[tuple[str, in
         if segment.branches == 1:
             whole = {"all_seconds": segment.all_seconds, "all_pushes": segment.all_pushes}
         # A straggler's sleep is not a matter of its speed.
-        each = _worker_times(pushes, told_of(setting).get("workers", ()))
+        numbers = numbers_of(setting)
+        each = _worker_times(pushes, told_of(setting).get("workers", ()), numbers)
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
-        sleeps = _in_order(slept, setting["workers"]) if {*slept.values()} - {_AWAKE} else ()
+        sleeps = _in_order(slept, setting["workers"], numbers) if {*slept.values()} - {_AWAKE} else ()
         yield row_of(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts, **whole)
 
 
-def _in_order(slept: Mapping[int, Sleeper], workers: int) -> tuple[Sleeper, ...]:
-    """What so many workers sleep, in the order of their numbers; who was not timed is taken to be awake."""
+def _in_order(slept: Mapping[int, Sleeper], workers: int, numbers: Sequence[int]) -> tuple[Sleeper, ...]:
+    """What so many workers sleep, in the setting's order; who was not timed is taken to be awake."""
+    if numbers:
+        return tuple(slept.get(worker, _AWAKE) for worker in numbers)
     if len(slept) < workers and max(slept) < workers:
         return tuple(slept.get(worker, _AWAKE) for worker in range(workers))
     return (*slept.values(), *(_AWAKE,) * (workers - len(slept)))  # numbers that begin with 1
@@ -304,9 +315,9 @@ def _cycle_errors(segments: Sequence[Segment]) -> list[float]:
     return [math.sqrt(usual.get(s.barrier, 0.0) / n) if n else 0.0 for s, n in zip(segments, counts, strict=True)]
 
 
-def _worker_times(pushes: pl.DataFrame, machines: Sequence[str]) -> list[WorkerTime]:
+def _worker_times(pushes: pl.DataFrame, machines: Sequence[str], numbers: Sequence[int]) -> list[WorkerTime]:
     """The median of each worker, with a standard error by the distance of quantiles at one standard deviation; and with its
-    machine, where those of all are known.
+    machine, where those of all are known. Workers are in the setting's order, as `machines` are: of `numbers`, if known.
 
     A worker of few mini-batches may look steady by chance: it is taken to vary at least as much as the usual worker.
     """
@@ -315,11 +326,15 @@ def _worker_times(pushes: pl.DataFrame, machines: Sequence[str]) -> list[WorkerT
     counts = dict(timed.select("worker", pl.col("compute_seconds").list.len()).iter_rows())
     varies = {worker: (high - low) / 2 / middle for worker, (low, middle, high) in seen.items()}
     usual = float(np.median(list(varies.values()))) if varies else 0.0
-    names = machines if len(machines) == len(seen) else [str(worker) for worker in seen]
-    return [
-        WorkerTime(worker, middle, ERROR_OF_MEDIAN * middle * max(varies[worker], usual) / math.sqrt(counts[worker]), name)
-        for (worker, (_, middle, _)), name in zip(seen.items(), names, strict=True)
-    ]
+    numbers = numbers or [*seen]
+    names = machines if len(machines) == len(numbers) else [str(worker) for worker in numbers]
+    found = []
+    for worker, name in zip(numbers, names, strict=True):
+        if worker in seen:
+            _, middle, _ = seen[worker]
+            error = ERROR_OF_MEDIAN * middle * max(varies[worker], usual) / math.sqrt(counts[worker])
+            found.append(WorkerTime(worker, middle, error, name))
+    return found
 
 
 def _noise(segments: Sequence[Segment], slow: Mapping[tuple[str, int], Sleeper]) -> Noise | None:

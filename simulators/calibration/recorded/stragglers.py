@@ -59,21 +59,27 @@ class _Pair(NamedTuple):
 
 
 def sleepers(
-    segments: Sequence[tuple[Mapping[str, Any], pl.DataFrame]], batches: Sequence[Sequence[int]] = ()
+    segments: Sequence[tuple[Mapping[str, Any], pl.DataFrame]],
+    batches: Sequence[Sequence[int]] = (),
+    numbers: Sequence[Sequence[int]] = (),
 ) -> dict[tuple[str, int], Sleeper]:
     """The stragglers among the workers of each run, by run and number of the worker.
 
     `segments` are settings, each with its pushes. `batches` has, for each of them, the samples in a mini-batch of every
-    worker; () where these are equal. Quantiles leave out what rarely happens, such as a busy machine.
+    worker; () where these are equal. `numbers` are those of these workers, for each of them; () where they are in order.
+    Quantiles leave out what rarely happens, such as a busy machine.
     """
     seen: dict[str, list[_Segment]] = {}  # by run
-    for (setting, pushes), sizes in zip(segments, batches or [()] * len(segments), strict=True):
+    unknown = [()] * len(segments)
+    for (setting, pushes), sizes, own_numbers in zip(segments, batches or unknown, numbers or unknown, strict=True):
         timed = pushes.filter(pl.col("compute_seconds") > 0)
         of_workers = {}
         for (worker,), own in timed.group_by("worker", maintain_order=True):
             low, middle, high = np.quantile(own["compute_seconds"].to_numpy(), [0.16, 0.5, 0.84])
             of_workers[worker] = _Seen(float(middle), float(high - low) / 2, own.height)
-        seen.setdefault(setting["run"], []).append(_Segment(of_workers, _by_number(sorted(of_workers), sizes)))
+        seen.setdefault(setting["run"], []).append(
+            _Segment(of_workers, _by_number(own_numbers or sorted(of_workers), sizes))
+        )
     found = {}
     for run, each in seen.items():
         workers = {worker for segment in each for worker in segment.seen}
@@ -89,7 +95,7 @@ def sleepers(
 
 
 def _by_number(workers: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
-    """The samples in a mini-batch of each of these workers, which are in the order of numbers; these may begin with 1."""
+    """The samples in a mini-batch of each of these workers, which are in the order of sizes; numbers may begin with 1."""
     if len(workers) == len(sizes):
         return dict(zip(workers, sizes, strict=True))
     return {worker: sizes[worker] for worker in workers if worker < len(sizes)}  # some have not pushed

@@ -507,6 +507,8 @@ def test_a_job_goes_on_while_the_disk_is_full_and_its_recording_is_whole(here, m
     assert (here / job_folder.CHECKPOINT).exists()
     windows = [e.answer for e in read_log(here / job_folder.LOG) if isinstance(e.action, Run)]
     assert check_trace(here / "trace")["iterations"] == sum(len(window.pushes.seconds) for window in windows)
+    (extras,) = parts.scan(here / "trace", "runs").collect()["extras"]
+    assert json.loads(extras)[schema.NODE_ORDER] == [node.name for node in spec.job.nodes]
 
 
 def test_an_interrupt_waits_until_the_results_are_written(here):

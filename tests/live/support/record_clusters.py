@@ -115,7 +115,7 @@ def _designs() -> dict[str, Design]:
 def _visit(live: LiveSystem, name: str, design: Design, folder: Path, clocks: int) -> None:
     live.perform(Run(clocks=1))  # takes the pushes from before the links were shaped, so that they are not recorded
     with TraceWriter(folder, _origin(name)) as writer:
-        recorder = Recorder(writer, name, start=live.job.start)
+        recorder = Recorder(writer, name, start=live.job.start, nodes=[node.name for node in live.job.nodes])
         for setting, method in design.visits:
             for action in (Reconfigure(setting, method=method), Run(clocks=clocks * len(setting.workers))):
                 answer = live.perform(action)

@@ -238,7 +238,7 @@ def record(name: str, design: Design, folder: Path, cycles: int) -> None:
                     LiveSystem(spec, processes, emulates=True) as live,
                 ):
                     run = f"{name}/{repetition}"
-                    recorder = Recorder(writer, run, start=live.job.start)
+                    recorder = Recorder(writer, run, start=live.job.start, nodes=_NODES)
                     _visit(live, spec, recorder, _orders(design.settings, repetition), cycles)
                     load = round(os.getloadavg()[0], 1)
                     recorder.end(

@@ -13,9 +13,10 @@ from scipy.stats import ks_2samp
 from harness.record import play_recorded
 from harness.scenario import load, parse
 from simulators.branch import stacked
+from simulators.cluster.cluster import Cluster
 from simulators.cluster.condition_series import condition_series
-from simulators.cluster.conditions import Bucket, Conditions, NodeChange, Replay, ReplayedTrace, check
-from simulators.cluster.trace_driven import check_replay, expand_replay
+from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChange, Replay, ReplayedTrace, check
+from simulators.cluster.trace_driven import check_replay, expand_replay, relative_times
 from simulators.cluster.trace_driven_nodes import named_changes, places
 from simulators.engine import loop
 from simulators.workloads.workload import Demand
@@ -29,6 +30,7 @@ from tests.support.small_jobs import (
     assert_same_bytes,
     cluster,
     job,
+    machine,
     start,
     system,
     together,
@@ -275,6 +277,25 @@ def test_in_order_compute_times_come_to_the_nodes_that_the_setting_names(tmp_pat
     _, factors = drawn(replaying(compute=ReplayedTrace(trace, **ORDER)))
     usual = dict(zip(NAMES, np.asarray(factors.values)[:, 0], strict=True))
     assert (usual["d"], usual["b"]) == (pytest.approx(0.5), pytest.approx(1.5))
+
+
+def test_in_order_compute_times_come_to_the_nodes_that_our_own_recorder_numbered(tmp_path):
+    """The setting has d before b, and the recorder numbers nodes: number 1 is b. Mini-batches of d are three times as large,
+    and take three times as long; the last one of b takes twice as long."""
+
+    def tuner(_):
+        yield from Run(clocks=60)
+
+    setting = start(workers=("d", "b"), servers=("a",), batch_size=8, loads=((12,), (4,)))
+    alike = Cluster(tuple((name, machine()) for name in NAMES))
+    slower = Conditions(jitter=0.0, stagger=False, episodes=(Episode("b", 20.0, 1e9, 2.0),))
+    recorded = system(alike, job(SMALL), setting, slower, target=Target("clocks", 60))
+    play_recorded(tuner, recorded, tmp_path / "t", scenario="s", tuner="t", seed=0)
+    found = relative_times(ReplayedTrace(str(tmp_path / "t"), deal="order"))
+    by_node = {one.node: one.factors for one in found["s/t/0"]}
+    assert by_node.keys() == {"b", "d"}
+    assert by_node["d"] == pytest.approx(1.0)
+    assert by_node["b"][-1] / by_node["b"][0] == pytest.approx(2.0)
 
 
 def test_an_episode_does_not_last_through_a_gap_in_the_recording(tmp_path):

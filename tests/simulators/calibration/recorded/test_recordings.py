@@ -375,6 +375,7 @@ def test_batches_that_are_none_are_refused(sizes):
         ('{"nodes": {"n0": {"nic_bytes_per_second": 0}}}', "nic_bytes_per_second"),
         ('{"n_stragglers": "two", "straggler_delay_ms": 10}', "n_stragglers"),
         ('{"total_batch_size": "many"}', "total_batch_size"),
+        ('{"node_order": "n0, n1"}', "node_order"),
     ],
 )
 def test_extras_that_cannot_be_read_are_named(extras, why):
