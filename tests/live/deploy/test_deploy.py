@@ -802,6 +802,8 @@ def test_a_job_on_ray_is_changed_and_comes_to_its_target(here, ray_alone):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_job_on_ray_is_interrupted_and_resumed_to_its_target(here, ray_alone, number, status):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        pytest.skip("this process ignores the signal, as under nohup, and so does a job that it starts")
     job = Job(*COMMAND)
     job.read("migrate (")  # the model has moved while it trained
     job.read("clocks (")  # counted after that
