@@ -46,7 +46,8 @@ def claim() -> None:
 def working_folder_last() -> None:
     """Let modules of the working folder be found, after all others: its files must not hide installed packages.
 
-    Where that folder has this code, it stays in its place: processes that get the path would import another copy of it.
+    A checkout in which this code lies keeps its place: behind an installed copy, processes that get the path would import
+    that copy.
     """
     here = str(Path.cwd())
     if here != _ROOT:

@@ -31,6 +31,7 @@ from tuners.joint.job.snapshots import Snapshot
 from tuners.joint.job.steps import JobOver, Steps
 from tuners.joint.job.training import Training
 from tuners.joint.models.learning_model import HELPED_NATS, is_unlearned, slope
+from tuners.joint.models.system_model import round_gradients
 from tuners.reasons import counted
 from tuners.settings import BOUNDED
 
@@ -220,9 +221,7 @@ class Waiting:
 
 def _gradients(setting: Setting) -> int:
     """How many gradients of the same age count at once."""
-    workers = len(setting.workers)
-    if setting.policy == "quorum":
-        return min(setting.quorum or workers, workers)
+    workers = round_gradients(setting)
     return min(setting.staleness + 1, workers) if setting.policy in ("admit", "discard") else workers
 
 

@@ -51,8 +51,8 @@ class PredictedProgress:
         """What is left of the progress of a push, as the model learns mostly from the data of workers that push more often,
         and gradients of the others are older.
 
-        Gradients that a round has ended before bring nothing. Other workers push no less often under a quorum if some are
-        left out, but the data of these would not count.
+        Gradients that come after their round has ended bring nothing. Without its slow workers, a quorum would be as fast,
+        but the data of these workers would not count.
         """
         if setting.policy != "quorum":
             return flow.evenness

@@ -23,11 +23,10 @@ import numpy as np
 from tuners.actions import Job, Pushes, Setting, Window
 from tuners.joint.models.compute_model import ComputeModel, samples_of_devices
 from tuners.joint.models.link_network import AlikeMachines, LinkFactors, PushFlow, flow_of, round_of_all
-from tuners.joint.models.waiting_rounds import pace_of_rounds
+from tuners.joint.models.waiting_rounds import JITTER, pace_of_rounds
 
 __all__ = ["SystemModel", "round_gradients", "waits"]
 
-_JITTER = 0.1  # relative deviation of compute times at a barrier: a guess
 _LEAST, _MOST = 0.02, 50.0  # that transfers are believed to take, over what the NICs' rates say of the whole model
 _LEAST_OF_TABLES = 1e-5  # the same of embedding tables: a mini-batch pulls and pushes some of their rows
 _ROUNDING = 1e-9  # of a moment in seconds, that the sum of a push's parts may be off
@@ -219,7 +218,7 @@ class SystemModel:
         machines = [found for found, _ in alike]
         if waits(setting):
             compute = self._compute_seconds(setting)
-            slowest = max(max(compute), median(compute) * (1 + _JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
+            slowest = max(max(compute), median(compute) * (1 + JITTER * math.sqrt(2 * math.log(max(len(compute), 2)))))
             return round_of_all(machines, slowest, pull, push)
         if setting.policy == "quorum":
             return self._rounds(setting, alike)

@@ -17,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Pace", "pace_of_rounds"]
+__all__ = ["JITTER", "Pace", "pace_of_rounds"]
 
-_DEVIATION = 0.1  # of the compute seconds of one worker, relative: a guess; to measure it predicts no better
+JITTER = 0.1
+"""Relative deviation of the compute seconds of one worker: a guess. To measure it predicts no better."""
+
 _PATHS = 16  # that the mini-batches of a job may take
 _ROUNDS = 20  # of each path
 _FIRST = 4  # rounds that do not count: nobody is late at their start
@@ -48,7 +50,7 @@ def pace_of_rounds(
     late = np.zeros((_PATHS, workers))  # seconds left of the mini-batch of before; 0: none
     lasted, pushes, applied = 0.0, 0, np.zeros(workers)
     for number, drawn in enumerate(_normal(workers)):
-        varied = np.asarray(compute_seconds) * np.exp(_DEVIATION * drawn - _DEVIATION**2 / 2)
+        varied = np.asarray(compute_seconds) * np.exp(JITTER * drawn - JITTER**2 / 2)
         ends = late + varied + np.asarray(transfer_seconds)  # of the first gradient that was begun in this round
         of_quorum = np.partition(ends, quorum - 1, axis=1)[:, quorum - 1, None]
         over = np.minimum(of_quorum + grace_seconds, ends.max(axis=1, keepdims=True))
