@@ -41,6 +41,7 @@ from simulators.calibration.recorded.selection import EVERYTHING, Selection
 from simulators.calibration.recorded.speeds import on_machines, with_speeds
 from simulators.calibration.recorded.stragglers import ERROR_OF_MEDIAN, Sleeper, sleepers
 from simulators.cluster.conditions import Sleeps
+from traces.schema import assumed_numbers
 
 __all__ = ["Noise", "Recording", "joined", "read_tables", "with_links_of", "with_snapshots"]
 
@@ -255,17 +256,11 @@ def _rows_of_iterations(segments: Sequence[Segment], slow: Mapping[tuple[str, in
         each = _worker_times(pushes, told_of(setting).get("workers", ()), numbers)
         slept = {t.worker: slow.get((setting["run"], t.worker), _AWAKE) for t in each}
         own = tuple(t._replace(seconds=max(t.seconds - slept[t.worker].mean_seconds, 0.05 * t.seconds)) for t in each)
-        sleeps = _in_order(slept, setting["workers"], numbers) if {*slept.values()} - {_AWAKE} else ()
+        sleeps: tuple[Sleeper, ...] = ()
+        if {*slept.values()} - {_AWAKE}:
+            # In the setting's order; who was not timed is taken to be awake.
+            sleeps = tuple(slept.get(w, _AWAKE) for w in numbers or assumed_numbers(slept, setting["workers"]))
         yield row_of(setting, cycle, pushes=count, error=error, worker_times=own, sleeps=sleeps, **parts, **whole)
-
-
-def _in_order(slept: Mapping[int, Sleeper], workers: int, numbers: Sequence[int]) -> tuple[Sleeper, ...]:
-    """What so many workers sleep, in the setting's order; who was not timed is taken to be awake."""
-    if numbers:
-        return tuple(slept.get(worker, _AWAKE) for worker in numbers)
-    if len(slept) < workers and max(slept) < workers:
-        return tuple(slept.get(worker, _AWAKE) for worker in range(workers))
-    return (*slept.values(), *(_AWAKE,) * (workers - len(slept)))  # numbers that begin with 1
 
 
 def _cycle_by_clocks(pushes: pl.DataFrame) -> float | None:
