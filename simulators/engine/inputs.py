@@ -345,8 +345,8 @@ def _of_threads(cluster: Cluster, setting: Setting) -> float:
     """What a transfer can have of the servers, bytes per second: one thread of each, if these are limited."""
     if cluster.server_threads == 1:
         return np.inf
-    kinds, share = dict(cluster.nodes), dict(zip(setting.servers, setting.shares()[1], strict=True))
-    return min(kinds[n].service_bytes_per_second / (cluster.server_threads * part) for n, part in share.items() if part)
+    kinds, parts = dict(cluster.nodes), setting.model_by_server()
+    return min(kinds[n].service_bytes_per_second / (cluster.server_threads * part) for n, part in parts.items() if part)
 
 
 def _apply_seconds(demand: Demand, setting: Setting, part: float) -> float:
@@ -445,7 +445,7 @@ def _transfers(
             usage, capacity = _with_switch(cluster, setting, effects, usage, capacity)
     snapshots: Any = ()
     if cluster.snapshot_clocks:
-        share = dict(zip(setting.servers, setting.shares()[1], strict=True))
+        share = setting.model_by_server()
         size = workload.demand.model_bytes * (1 + slots(workload.optimizer) + (workload.aggregation != "each"))
         part = np.array([share.get(name, 0.0) for name in names])
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
@@ -660,7 +660,7 @@ def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: S
     """What each worker has to do for a target by share, and what a push of it completes."""
     if not target.by_share:
         return {"assigned": np.zeros(0), "push_work": np.zeros(0)}
-    share = dict(zip(setting.workers, setting.shares()[0], strict=True))
+    share = setting.data_by_worker()
     return {
         "assigned": np.array([share.get(n, 0.0) * target.value for n in names]),
         "push_work": parts.samples.astype(float) if target.metric == "samples" else np.ones(len(names)),
@@ -669,7 +669,7 @@ def _by_share(target: Target, names: tuple[str, ...], setting: Setting, parts: S
 
 def _shares_of_servers(setting: Setting, effects: Effects) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """The part of the model that each server sends in a pull, and the part that it receives in a push."""
-    pushed = dict(zip(setting.servers, setting.shares()[1], strict=True))
+    pushed = setting.model_by_server()
     return pushed if effects.pull_shares is None else effects.pull_shares, pushed
 
 

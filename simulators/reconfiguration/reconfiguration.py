@@ -64,7 +64,7 @@ def _recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, co
     A node that was only a worker is dropped while the others train on. Where a reconfiguration was `half_way`, all
     workers stop, and the whole model is placed anew.
     """
-    share = sum(part for server, part in zip(old.servers, old.shares()[1], strict=True) if server in lost)
+    share = sum(part for server, part in old.model_by_server().items() if server in lost)
     moved = load.model_bytes * (1.0 if half_way else share)
     detect = Step("detect", seconds=costs.detection_seconds)
     if moved == 0:
