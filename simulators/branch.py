@@ -22,7 +22,6 @@ from simulators.engine.inputs import (
     EngineInputs,
     build,
     each_nic_counts,
-    has_tables,
     late_seconds,
     loads,
     overlapping,
@@ -63,7 +62,7 @@ class JobContext:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
         buckets = bool(self.conditions.buckets)
-        check_links(self.cluster, overlap=overlapping(setting), tables=has_tables(self.workload), buckets=buckets)
+        check_links(self.cluster, overlap=overlapping(setting), tables=self.workload.has_tables, buckets=buckets)
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = Program(

@@ -34,7 +34,7 @@ from simulators.workloads.model_tables import OwnModel
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Setting, Space, Target
 from tuners.near_names import near_names
-from tuners.settings import BY_STALENESS, POLICIES, Choice, Integer, Knob, Node, Real, Scalar, shared_out
+from tuners.settings import BY_STALENESS, POLICIES, Choice, Integer, Knob, Real, Scalar, shared_out
 from tuners.space import check_values
 
 __all__ = [
@@ -307,17 +307,14 @@ def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
 
 def space_of(scenario: Scenario, made: Workload | None) -> Space:
     """What tuners may change; `made` is the workload, or None before it is made."""
-    nodes = tuple(
-        Node(n, t.name, t.cores, tuple(d.kind for d in t.devices), t.nic_bytes_per_second, t.memory_bytes)
-        for n, t in scenario.cluster.nodes
-    )
+    nodes = scenario.cluster.public_nodes
     for knob in scenario.knobs:
         if knob.name == "worker_count" and not (isinstance(knob, Integer) and 1 <= knob.low <= knob.high < len(nodes)):
             raise ValueError(
                 f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
             )
     # A file is checked before its workload is made; only then it is known whether there are tables.
-    tables = made is None or (made.proxy is not None and made.proxy.embedding is not None)
+    tables = made is None or made.has_tables
     return Space(start_of(scenario), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
 
 

@@ -39,7 +39,6 @@ __all__ = [
     "cost_basis",
     "cycle_costs",
     "each_nic_counts",
-    "has_tables",
     "late_seconds",
     "loads",
     "overlapping",
@@ -217,18 +216,13 @@ def each_nic_counts(cluster: Cluster, setting: Setting, conditions: Conditions, 
     """Whether each NIC is a resource of its own (roles overlap, there are token buckets, servers send snapshots, both ways
     share a switch, or each mini-batch touches other rows of embedding tables), or all servers are one."""
     several = bool(conditions.buckets or cluster.snapshot_clocks or cluster.switch_both_ways)
-    return overlapping(setting) or several or has_tables(workload)
+    return overlapping(setting) or several or workload.has_tables
 
 
 def clocks_of_snapshots(cluster: Cluster, setting: Setting) -> int:
     """Pushes from one snapshot to the next; 0: none is taken. More workers push more often, so it is at least 4 of each, as
     in live jobs."""
     return max(cluster.snapshot_clocks, 4 * len(setting.workers)) if cluster.snapshot_clocks else 0
-
-
-def has_tables(workload: Workload) -> bool:
-    """Whether mini-batches pull and push rows of embedding tables, and not the whole model."""
-    return workload.proxy is not None and workload.proxy.embedding is not None
 
 
 def compute_times(
@@ -399,7 +393,7 @@ def build(
     # Plain numpy: passing it to compiled code is faster than making JAX arrays first, one by one.
     optional = {name: numbers.pop(name) for name in ("usage", "snapshots", "connections", "unevenness")}
     arrays: dict[str, Any] = {n: v if isinstance(v, Array) else np.asarray(v) for n, v in numbers.items()} | optional
-    if has_tables(workload):
+    if workload.has_tables:
         holders = effects.holders or setting.holders(job.blocks, job.hottest)
         arrays["placement"] = _placement(names, workload, setting, effects, holders, replicates=space.may_have(OF_REPLICAS))
     if space.may_have(OF_PULLS):
@@ -436,10 +430,10 @@ def _transfers(
     if single:
         if cluster.discipline == "serial":
             usage, capacity = _serial_usage(nodes, setting, effects)
-        elif k >= network.MANY_NICS and not (has_tables(workload) or cluster.switch_bytes_per_second):
+        elif k >= network.MANY_NICS and not (workload.has_tables or cluster.switch_bytes_per_second):
             usage, capacity = _proportions(nodes, setting, effects, snapshots=cluster.snapshot_clocks > 0)
         else:
-            usage, capacity = _usage(nodes, setting, effects, whole=has_tables(workload))
+            usage, capacity = _usage(nodes, setting, effects, whole=workload.has_tables)
             usage, of_snapshots = usage[: 2 * k], usage[2 * k :]
         if cluster.switch_bytes_per_second:
             usage, capacity = _with_switch(cluster, setting, effects, usage, capacity)

@@ -122,17 +122,17 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """
     if workload.proxy is None:
         return None
-    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.proxy.embedding is not None)
+    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.has_tables)
     most = space.whole_batch if space.knob("batch_size") is None else _largest(space, "batch_size")
     rows = max(samples, min(most, _LEAST_ROWS), 1)
-    if workload.proxy.embedding is not None:
+    if workload.has_tables:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
         rows = _most_samples(space, samples)
     batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
     cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
     # A change of the batch compiles another program. It goes on with the gradients that the one before has kept, so these
     # have to be of one shape. Of embedding tables, they are kept as rows.
-    changes = space.frees("batch_size") or space.frees("load") or space.base.loads or proxy.embedding is not None
+    changes = space.frees("batch_size") or space.frees("load") or space.base.loads or workload.has_tables
     return LearningProgram(
         proxy.losses,
         proxy.correct,
