@@ -6,7 +6,7 @@ arguments of the compiled engine, so that a new setting of the same shapes compi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, straggling
 from simulators.cluster.profiles import NodeType, node_seconds
-from simulators.engine.links import connections, network
+from simulators.engine.links import connections, network, usage
 from simulators.engine.optimizers import slots
 from simulators.workloads.workload import Demand, Workload
 from tuners.actions import Job, Rejected, Setting, SyncPolicy, Target
@@ -50,7 +50,6 @@ __all__ = [
 
 _MOST_UNEVEN = 4.0  # deviation of logarithms: one of two transfers has nearly all of the link, whichever comes first
 _NOTHING: Any = np.zeros(0)
-_UNLIMITED = 1e30  # bytes/s; finite, because 0 * inf is nan
 
 
 class RowPlacement(NamedTuple):
@@ -282,7 +281,7 @@ def cost_basis(cluster: Cluster, setting: Setting, *, effects: Effects = NO_EFFE
     out = _left(nodes, effects.out)
     into = _left(nodes, effects.into) if effects.out or effects.into else out
     pulled, pushed = _shares_of_servers(setting, effects)
-    # Of dedicated servers all bytes cross the switch, like a server that all share; otherwise `_usage` tells which.
+    # Of dedicated servers all bytes cross the switch, like a server that all share; otherwise `_each_nic` tells which.
     switch = cluster.switch_bytes_per_second or np.inf
     serve_out = _serve(nodes, pulled, out)
     serve_in = serve_out if pulled is pushed and out is into else _serve(nodes, pushed, into)
@@ -413,13 +412,8 @@ def _transfers(
     effects: Effects,
 ) -> dict[str, Any]:
     """What pulls and pushes move, over which links, and how long servers apply a push."""
-    nodes = cluster.nodes
-    k, names = len(nodes), tuple(name for name, _ in nodes)
-    usage: Any = np.zeros((2 * k, 0))
-    capacity = np.zeros(0)
-    of_snapshots: Any = ()
-    net = _connections(cluster, setting, conditions, effects) if cluster.independent_flows else ()
-    single = each_nic_counts(cluster, setting, conditions, workload)
+    names, servers = tuple(name for name, _ in cluster.nodes), _servers(cluster.nodes, setting, effects)
+    net = _connections(cluster, setting, conditions, servers) if cluster.independent_flows else ()
     if net and cluster.switch_bytes_per_second:
         raise Rejected("Cannot pass a switch where flows to unlike servers end by themselves: leave independent_flows out.")
     if cluster.server_threads > 1 and net:
@@ -427,26 +421,17 @@ def _transfers(
             f"Cannot give servers {cluster.server_threads} threads where flows to unlike servers end by themselves: leave "
             "server_threads at 1."
         )
-    if single:
-        if cluster.discipline == "serial":
-            usage, capacity = _serial_usage(nodes, setting, effects)
-        elif k >= network.MANY_NICS and not (workload.has_tables or cluster.switch_bytes_per_second):
-            usage, capacity = _proportions(nodes, setting, effects, snapshots=cluster.snapshot_clocks > 0)
-        else:
-            usage, capacity = _usage(nodes, setting, effects, whole=workload.has_tables)
-            usage, of_snapshots = usage[: 2 * k], usage[2 * k :]
-        if cluster.switch_bytes_per_second:
-            usage, capacity = _with_switch(cluster, setting, effects, usage, capacity)
+    shared = _SharedLinks(np.zeros((2 * len(names), 0)), np.zeros(0))
+    if each_nic_counts(cluster, setting, conditions, workload):
+        shared = _each_nic(cluster, workload, setting.servers, servers)
     snapshots: Any = ()
     if cluster.snapshot_clocks:
-        share = setting.model_by_server()
         size = workload.demand.model_bytes * (1 + slots(workload.optimizer) + (workload.aggregation != "each"))
-        part = np.array([share.get(name, 0.0) for name in names])
+        part = np.array([servers.pushed.get(name, 0.0) for name in names])
         # As a flow of a pull: to each server it is as large, and as fast, as the server's part of the model.
         weights = np.where(part > 0, part, 1.0)
+        of_snapshots = connections.usage_with_copies(net) if net else shared.of_snapshots
         snapshots = SnapshotCosts(np.int32(clocks_of_snapshots(cluster, setting)), part * size, of_snapshots, weights)
-    if net and snapshots:
-        snapshots = snapshots._replace(usage=connections.usage_with_copies(net))
     return {
         "pull_bytes": np.float64(costs.pull_bytes),
         "push_bytes": np.float64(costs.push_bytes),
@@ -455,38 +440,60 @@ def _transfers(
         "nic_levels": costs.nic if effects.out or effects.into or net else _levels(costs.nic),
         "serve_out": np.float64(costs.serve_out),
         "serve_in": np.float64(costs.serve_in),
-        "usage": usage,
-        "capacity": capacity,
+        "usage": shared.usage,
+        "capacity": shared.capacity,
         **_buckets(conditions, names, effects.out),
         "apply_seconds": np.float64(costs.apply_seconds),
         "blocked_until_seconds": np.float64(effects.blocked_until_seconds),
         "snapshots": snapshots,
         "connections": net,
-        "unevenness": _unevenness(cluster, setting, costs, effects),
+        "unevenness": _unevenness(cluster, costs, servers),
     }
 
 
-def _unevenness(cluster: Cluster, setting: Setting, costs: CycleCosts, effects: Effects) -> Any:
+class _SharedLinks(NamedTuple):
+    """What transfers put on the links, where each NIC counts; see `links.usage`."""
+
+    usage: Any  # [2k, r], of pulls and pushes, or `Proportions`
+    capacity: NDArray[np.float64]  # [r]
+    of_snapshots: Any = ()  # [k, r]; (): none is taken, or `usage` tells it, too
+
+
+def _each_nic(cluster: Cluster, workload: Workload, ring: Sequence[str], servers: connections.Servers) -> _SharedLinks:
+    """What transfers put on every NIC; the servers send their snapshots along the `ring`."""
+    names, switch = tuple(name for name, _ in cluster.nodes), cluster.switch_bytes_per_second
+    if cluster.discipline == "serial":
+        found = _SharedLinks(*usage.of_queues(names, servers))
+    elif len(names) >= network.MANY_NICS and not (workload.has_tables or switch):
+        found = _SharedLinks(*usage.proportions(names, servers, ring if cluster.snapshot_clocks else ()))
+    else:
+        rows, capacity = usage.of_nics(names, servers, ring, whole=workload.has_tables)
+        found = _SharedLinks(rows[: 2 * len(names)], capacity, rows[2 * len(names) :])
+    if switch:
+        both_ways = cluster.switch_both_ways
+        more = usage.with_switch(names, servers, found.usage, found.capacity, switch=switch, both_ways=both_ways)
+        found = _SharedLinks(*more, found.of_snapshots)
+    return found
+
+
+def _unevenness(cluster: Cluster, costs: CycleCosts, servers: connections.Servers) -> Any:
     """The deviation of the logarithms of pulls' weights, by the size of their largest flow; () where it is 1 at any size."""
     if not cluster.uneven_bytes:
         return ()
-    flow_bytes = costs.pull_bytes * max(_shares_of_servers(setting, effects)[0].values())
+    flow_bytes = costs.pull_bytes * max(servers.pulled.values())
     return np.float64(min(cluster.uneven_bytes / max(flow_bytes, 1e-300), _MOST_UNEVEN))
 
 
-def _connections(cluster: Cluster, setting: Setting, conditions: Conditions, effects: Effects) -> Any:
+def _connections(cluster: Cluster, setting: Setting, conditions: Conditions, servers: connections.Servers) -> Any:
     """The connections of workers and servers; () where the flows of a transfer may move as one.
 
     They may where all servers are alike, and none of them works or has a token bucket: then the flows of a transfer end
     together, and to move them one by one would take longer and change nothing but the last bits.
     """
-    nodes = cluster.nodes
-    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    service = {n: kind.service_bytes_per_second for n, kind in nodes}
     return connections.between(
-        [n for n, _ in nodes],
+        [n for n, _ in cluster.nodes],
         setting.servers,
-        connections.Servers(*_shares_of_servers(setting, effects), out, into, service),
+        servers,
         shared={*setting.workers} | {n for bucket in conditions.buckets for n in bucket.nodes},
         apart=cluster.discipline in ("fifo", "serial"),
         snapshots=cluster.snapshot_clocks > 0,
@@ -563,15 +570,13 @@ def served(
     nodes: tuple[tuple[str, NodeType], ...], demand: Demand, setting: Setting, effects: Effects = NO_EFFECTS
 ) -> NDArray[np.float64]:
     """What a push and the pull before it cost every server, [k, 4]: pull bytes and seconds, push bytes and seconds."""
-    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    pulled, pushed = _shares_of_servers(setting, effects)
-    transfer, rows = setting.transfer_bits / 32, []
-    for name, kind in nodes:
-        pull = pulled.get(name, 0.0) * demand.model_bytes * transfer
-        push = pushed.get(name, 0.0) * demand.whole_push_bytes * transfer * effects.push_factor
-        part = pushed.get(name, 0.0) ** demand.apply_exponent if name in pushed else 0.0
+    of, transfer, rows = _servers(nodes, setting, effects), setting.transfer_bits / 32, []
+    for name, _ in nodes:
+        pull = of.pulled.get(name, 0.0) * demand.model_bytes * transfer
+        push = of.pushed.get(name, 0.0) * demand.whole_push_bytes * transfer * effects.push_factor
+        part = of.pushed.get(name, 0.0) ** demand.apply_exponent if name in of.pushed else 0.0
         apply = _apply_seconds(demand, setting, part)
-        sending, receiving = (min(left[name], kind.service_bytes_per_second) for left in (out, into))
+        sending, receiving = (min(left[name], of.service[name]) for left in (of.out, of.into))
         rows.append((pull, pull / sending, push, push / receiving + apply))
     return np.array(rows)
 
@@ -667,6 +672,13 @@ def _shares_of_servers(setting: Setting, effects: Effects) -> tuple[Mapping[str,
     return pushed if effects.pull_shares is None else effects.pull_shares, pushed
 
 
+def _servers(nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects) -> connections.Servers:
+    """What servers do and can do at present."""
+    service = {n: kind.service_bytes_per_second for n, kind in nodes}
+    shares = _shares_of_servers(setting, effects)
+    return connections.Servers(*shares, _left(nodes, effects.out), _left(nodes, effects.into), service)
+
+
 def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -> dict[str, float]:
     """What is left of every NIC, one direction, bytes per second; at least 1, because rates divide."""
     return {n: max(kind.nic_bytes_per_second - taken.get(n, 0.0), 1.0) for n, kind in nodes}
@@ -675,99 +687,3 @@ def _left(nodes: tuple[tuple[str, NodeType], ...], taken: Mapping[str, float]) -
 def _serve(nodes: tuple[tuple[str, NodeType], ...], share: Mapping[str, float], left: Mapping[str, float]) -> float:
     """What all servers together can move, bytes per second: the server with the least capacity per share is the limit."""
     return min(min(left[n], kind.service_bytes_per_second) / share[n] for n, kind in nodes if share.get(n))
-
-
-def _usage(
-    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects, *, whole: bool = False
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What a byte of each node's pull (rows 0..k-1), push (k..2k-1) and snapshot (2k..3k-1) puts on every NIC and server
-    process. A server sends its snapshot to the next server; if there is no other one, it leaves the cluster.
-
-    Resources, k each: a node's NIC out, its NIC in, its server's pulls, its server's pushes. What a node moves to
-    itself crosses no NIC.
-    """
-    k = len(nodes)
-    pulled, pushed = _shares_of_servers(setting, effects)
-    usage, names = np.zeros((3 * k, 4 * k)), [name for name, _ in nodes]
-    out, into, pulls, pushes = (np.arange(k) + part * k for part in range(4))
-    for j, (server, _) in enumerate(nodes):
-        pull, push = pulled.get(server, 0.0), pushed.get(server, 0.0)
-        usage[:k, pulls[j]] += pull
-        usage[k : 2 * k, pushes[j]] += push
-        others = np.flatnonzero(np.arange(k) != j)
-        usage[others, into[others]] += pull
-        usage[others, out[j]] += pull
-        usage[k + others, out[others]] += push
-        usage[k + others, into[j]] += push
-    for i, j in _backups(names, setting):
-        usage[2 * k + i, [out[i], pulls[i]]] = 1.0
-        if i != j:
-            usage[2 * k + i, [into[j], pushes[j]]] = 1.0
-    capacity = _capacity(nodes, effects)
-    # A server process without a limit of its own is no resource. With `whole`, all of them are, or none.
-    kept = np.isfinite(capacity)
-    if whole:
-        kept[2 * k :] = kept[2 * k :].any()
-        capacity = np.minimum(capacity, _UNLIMITED)
-    return usage[:, kept], capacity[kept]
-
-
-def _with_switch(
-    cluster: Cluster, setting: Setting, effects: Effects, usage: NDArray[np.float64], capacity: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`usage` of pulls and pushes with what a byte of each puts on the switch, one resource of each way or of both: all but
-    what a node moves to itself."""
-    abroad = [[1.0 - share.get(n, 0.0) for n, _ in cluster.nodes] for share in _shares_of_servers(setting, effects)]
-    k, ways = len(cluster.nodes), 1 if cluster.switch_both_ways else 2
-    through = np.zeros((2 * k, ways))
-    through[:k, 0], through[k:, -1] = abroad
-    return np.hstack([usage, through]), np.concatenate([capacity, np.full(ways, cluster.switch_bytes_per_second)])
-
-
-def _serial_usage(
-    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """As `_usage`, without snapshots, where each server has one queue for both ways: one resource, of which a byte takes
-    the seconds that the server needs for it, by its NIC or its process. Resources, k each: NICs out, NICs in, servers."""
-    k, pairs = len(nodes), (_shares_of_servers(setting, effects), (effects.out, effects.into))
-    usage, limits = np.zeros((2 * k, 3 * k)), [_left(nodes, taken) for taken in pairs[1]]
-    for way, share in enumerate(pairs[0]):
-        rows = slice(way * k, (way + 1) * k)
-        for j, (server, kind) in enumerate(nodes):
-            part, service, nic = share.get(server, 0.0), kind.service_bytes_per_second, limits[way][server]
-            mine = np.arange(k) == j
-            usage[rows, 2 * k + j] = np.where(mine, part / service, part / min(service, nic))
-            others = np.flatnonzero(~mine)
-            sender, receiver = (np.full(k, j), np.arange(k)) if way == 0 else (np.arange(k), np.full(k, j))
-            usage[way * k + others, sender[others]] += part
-            usage[way * k + others, k + receiver[others]] += part
-    nics = [limit[n] for limit in limits for n, _ in nodes]
-    return usage, np.array([*nics, *np.ones(k)])
-
-
-def _proportions(
-    nodes: tuple[tuple[str, NodeType], ...], setting: Setting, effects: Effects, *, snapshots: bool
-) -> tuple[network.Proportions, NDArray[np.float64]]:
-    """`_usage` without a matrix, of pulls, of pushes and, where servers send them, of snapshots; and resources' capacity."""
-    names = [name for name, _ in nodes]
-    pulled, pushed = (np.array([part.get(n, 0.0) for n in names]) for part in _shares_of_servers(setting, effects))
-    capacity = np.minimum(_capacity(nodes, effects), _UNLIMITED)
-    if not snapshots:
-        return network.Proportions(pulled, pushed), capacity
-    backup = np.arange(len(nodes), dtype=np.int32)
-    for i, j in _backups(names, setting):
-        backup[i] = j
-    return network.Proportions(pulled, pushed, backup), capacity
-
-
-def _backups(names: Sequence[str], setting: Setting) -> Iterator[tuple[int, int]]:
-    """Each server, and the one that it sends its snapshots to: the next, itself where it is alone."""
-    for server, backup in zip(setting.servers, (*setting.servers[1:], *setting.servers[:1]), strict=True):
-        yield names.index(server), names.index(backup)
-
-
-def _capacity(nodes: tuple[tuple[str, NodeType], ...], effects: Effects) -> NDArray[np.float64]:
-    """The capacity of the resources of `_usage`, [4k] bytes per second."""
-    out, into = _left(nodes, effects.out), _left(nodes, effects.into)
-    service = [kind.service_bytes_per_second for _, kind in nodes]
-    return np.array([*(out[n] for n, _ in nodes), *(into[n] for n, _ in nodes), *service, *service])
