@@ -40,7 +40,7 @@ from simulators.engine.job_state import (
     with_work,
 )
 from simulators.engine.lanes import anywhere
-from simulators.engine.learning import Learned, TrainingData
+from simulators.engine.learning import Learned, Released, TrainingData
 from simulators.engine.one_function import IN_ONE_FUNCTION, as_one, decides_apart, gradients_as_one, large_as_one, marked
 from simulators.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
@@ -58,10 +58,7 @@ class _Pushed(NamedTuple):
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
     grouped: Array  # int32: gradients in that update
-    release: Array  # bool [k]: workers that begin a mini-batch now
-    pulls: Any  # bool [k]: of these, those that pull; () where all do
-    order: Any  # `learning.PullOrder` of them; () without a model
-    begun: Array  # int32 [k]: the number of the first mini-batch in each worker's cycle; [0] without a model
+    released: Released
     due: Array  # bool: the parameters are to be validated
     rounds: Any  # bool scalars, `Decision.later` and `Decision.turn`; () where servers keep no table of gradients
     row: Array  # float64 [11]: its record, validation not yet filled in
@@ -203,21 +200,19 @@ def _learn(
     )
     if learned.touched:
         learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
-    learned, loss, order = learning.pull(
+    learned, loss, released = learning.pull(
         program.model,
         data,
         inputs,
         learned,
         clock.loss,
-        done.release,
-        done.begun,
-        done.order,
+        done.released,
         lanes=program.lanes,
         idle=program.idle,
-        pulls=done.pulls,
         together=together,
     )
-    return with_bytes(inputs, clock._replace(loss=loss), learned, done.release), done._replace(order=order), learned
+    clock = with_bytes(inputs, clock._replace(loss=loss), learned, released.workers)
+    return clock, done._replace(released=released), learned
 
 
 def _validated(
@@ -262,10 +257,12 @@ def _nothing(program: Program, inputs: EngineInputs, state: State, clocks: Array
         accept=no,
         take=no,
         grouped=zero,
-        release=nobody,
-        pulls=nobody if inputs.copies else (),
-        order=learning.pull_order(inputs.active, nobody, lanes=program.lanes) if learns else (),
-        begun=jnp.zeros(inputs.active.shape[0] if learns else 0, jnp.int32),
+        released=Released(
+            workers=nobody,
+            pulls=nobody if inputs.copies else (),
+            order=learning.pull_order(inputs.active, nobody, lanes=program.lanes) if learns else (),
+            begun=jnp.zeros(inputs.active.shape[0] if learns else 0, jnp.int32),
+        ),
         due=no,
         rounds=(no, no) if _keeps_table(program) else (),
         row=row,
@@ -383,10 +380,12 @@ def _settle(
         accept=pushed & accept,
         take=take,
         grouped=grouped,
-        release=release,
-        pulls=pulls if inputs.copies else (),
-        order=learning.pull_order(inputs.active, release, lanes=program.lanes) if learns else (),
-        begun=first_drawn(clock) if learns else last.begun,
+        released=Released(
+            workers=release,
+            pulls=pulls if inputs.copies else (),
+            order=learning.pull_order(inputs.active, release, lanes=program.lanes) if learns else (),
+            begun=first_drawn(clock) if learns else last.released.begun,
+        ),
         due=pushed & (clock.pushes % inputs.evaluate_clocks == 0) if learns else last.due,
         rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
         row=row,
