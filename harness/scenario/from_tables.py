@@ -20,7 +20,7 @@ from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
 from simulators.engine.limits import check_learning, check_links
-from simulators.own_code import digest_of_module
+from simulators.programs.own_code import digest_of_module
 from simulators.workloads.catalogue import (
     gradients_of,
     learnt,

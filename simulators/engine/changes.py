@@ -16,7 +16,7 @@ from simulators.engine.inputs import EngineInputs
 from simulators.engine.job_state import Clock, Program, State, begin_cycles, first_drawn, pulling, with_bytes
 from simulators.engine.learning import LearningProgram, Released, TrainingData
 from simulators.engine.timing import Flight
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 
 __all__ = [
     "all_stopped",

@@ -42,7 +42,7 @@ from simulators.engine.job_state import (
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, Released, TrainingData
 from simulators.engine.one_function import IN_ONE_FUNCTION, as_one, decides_apart, gradients_as_one, large_as_one, marked
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
 
 __all__ = ["advance", "advance_lanes"]

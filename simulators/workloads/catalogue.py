@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from simulators import own_code
+from simulators.programs import own_code
 from simulators.workloads.data_tables import (
     BreastCancer,
     Cifar10,

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from simulators.cluster.conditions import Stragglers
-from simulators.code_digest import UnknownCodeError, digest
 from simulators.engine import loop, one_function, timing
 from simulators.engine.job_state import Program, Records
 from simulators.engine.links import network
+from simulators.programs.code_digest import UnknownCodeError, digest
 from simulators.workloads.models import _classifier, _cross_entropy, _hinge
 from tuners import policies
 
 DIGEST = """
-from simulators.code_digest import digest
+from simulators.programs.code_digest import digest
 from simulators.engine import loop
 from tuners import policies
 print(digest(loop.advance, policies.dssp(1, 2).decide, {"rows": 512}))

@@ -21,7 +21,7 @@ import jax
 import msgspec
 import numpy as np
 
-from simulators.own_code import is_own
+from simulators.programs.own_code import is_own
 
 __all__ = ["UnknownCodeError", "digest"]
 
