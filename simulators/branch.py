@@ -16,10 +16,13 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
 from simulators.engine import changes, learning, loop
-from simulators.engine.inputs import (
+from simulators.engine.inputs import EngineInputs
+from simulators.engine.job_state import STATUSES, Program, Records, State, with_work
+from simulators.engine.learning import TrainingData
+from simulators.engine.limits import check_links
+from simulators.engine.preparation import (
     NO_EFFECTS,
     Effects,
-    EngineInputs,
     build,
     each_nic_counts,
     late_seconds,
@@ -28,9 +31,6 @@ from simulators.engine.inputs import (
     served,
     served_rows,
 )
-from simulators.engine.job_state import STATUSES, Program, Records, State, with_work
-from simulators.engine.learning import TrainingData
-from simulators.engine.limits import check_links
 from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
@@ -98,7 +98,7 @@ class PreparedSetting(NamedTuple):
     policy: SyncPolicy
     program: Program
     inputs: EngineInputs  # without disturbances, which a branch sets for itself
-    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
+    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.preparation.served`
     effects: Effects = NO_EFFECTS
 
 

@@ -13,7 +13,7 @@ from simulators.branch import Branch, JobContext, PreparedSetting, first_branch
 from simulators.branch_costs import copy_bytes, noise_seconds
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
-from simulators.engine.inputs import compute_times, loads
+from simulators.engine.preparation import compute_times, loads
 from simulators.evaluation import evaluation, gradient_noise
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import check_costs

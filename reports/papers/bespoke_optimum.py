@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, device_seconds
-from simulators.engine.inputs import compute_times
+from simulators.engine.preparation import compute_times
 from simulators.workloads.workload import Demand
 from tuners.settings import Setting
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 
 from simulators.branch import Branch, PreparedSetting
-from simulators.engine.inputs import Effects, loads
+from simulators.engine.preparation import Effects, loads
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.plan import NO_STEPS, WAIT, Load, ReconfigurationPlan, plan_of, recovery_plan

@@ -14,7 +14,7 @@ from typing import Any
 
 import simpy
 
-from simulators.engine.inputs import Effects
+from simulators.engine.preparation import Effects
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.plan import Load, ReconfigurationPlan, Step

@@ -2,7 +2,7 @@
 
 A NIC is divided evenly between its transfers and training, which counts as one transfer. Transfers of one group, such as all
 from one sender, share a further limit, because serialising takes the sender's processor. What transfers do not use is left
-to training (`simulators.engine.inputs.Effects`), but transfers do not get what training leaves idle: rates are constant
+to training (`simulators.engine.preparation.Effects`), but transfers do not get what training leaves idle: rates are constant
 between the control plane's events, and training changes its demand much more often.
 """
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 PRODUCT = tuple(f"{ROOT / package}/" for package in ("tuners", "traces", "simulators", "harness"))
 FILES = {
     "simulators/branch.py",
-    "simulators/engine/inputs.py",
+    "simulators/engine/preparation.py",
     "simulators/reconfiguration/plan.py",
     "simulators/reconfiguration/reconfiguration.py",
     "simulators/system.py",
