@@ -111,9 +111,18 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    flows = (table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks, table.independent_flows)
-    switch = (switch_bytes, table.switch_both_ways)
-    return Cluster(tuple(nodes), *flows, table.uneven_bytes, *switch, table.server_threads)
+    return Cluster(
+        tuple(nodes),
+        discipline=table.discipline,
+        latency_seconds=latency_seconds,
+        control_queue=table.control_queue,
+        snapshot_clocks=table.snapshot_clocks,
+        independent_flows=table.independent_flows,
+        uneven_bytes=table.uneven_bytes,
+        switch_bytes_per_second=switch_bytes,
+        switch_both_ways=table.switch_both_ways,
+        server_threads=table.server_threads,
+    )
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
