@@ -173,12 +173,14 @@ def _of_kind(name: str, kind: pl.DataType) -> pl.Expr:
 def _check_text(data: bytes, path: Path) -> None:
     """Raise TraceError unless `data` is text in UTF-8."""
     if (at := data.find(b"\0")) >= 0:
-        raise fault(path, "it holds a zero byte, and is no text.", row=data.count(b"\n", 0, at))
+        raise fault(path, "it holds a zero byte, and is no text in UTF-8: save it as such.", row=data.count(b"\n", 0, at))
     if not data.isascii():
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
+            raise fault(
+                path, f"byte {error.start} is no text in UTF-8: save it as such.", row=data.count(b"\n", 0, error.start)
+            ) from None
 
 
 def _check_full(data: bytes, path: Path, header: bool) -> None:

@@ -24,11 +24,15 @@ ITERATIONS = "seconds,worker,clock,compute_seconds,loss\n" + "".join(
 SETTINGS = "seconds,workers,servers,batch_size,policy\n0,2,1,32,asp\n"
 
 
+NAMED = "seconds,workers,servers,policy,batch_size,setting\n0,{},{},{},{},{}\n"
+NODES = '"{""workers"":[""a"",""b""],""servers"":[""c""],""policy"":""asp"",""batch_size"":32}"'
+
+
 def converted(folder: Path, **files: str) -> Path:
     """The trace of a folder `mine` with these files; an underscore stands for the dot of a name."""
     (folder / "mine").mkdir()
     for name, text in files.items():
-        (folder / "mine" / name.replace("_", ".")).write_bytes(text.encode())
+        (folder / "mine" / name.replace("_", ".")).write_bytes(text.encode("latin-1"))
     from_tables(folder / "mine", folder / "trace", made_by="a test")
     return folder / "trace"
 
@@ -137,7 +141,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ({"runs_csv": "run,extras\na,zone-a\n"}, "row 1, column 'extras': 'zone-a' is not a JSON object"),
         ({"settings_csv": "seconds,workers,servers,setting\n0,1,1,{}\n"}, "is not a setting as"),
         ({"reconfigurations_csv": "seconds,done\n1,perhaps\n"}, "'perhaps' is no true or false."),
-        ({"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"}, "the run 'b' of settings is not in runs."),
+        (
+            {"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"},
+            "settings.csv, column 'run': the run 'b' is not in runs; write its row there, or its name as it is there.",
+        ),
         ({"runs_csv": "run\na\n", "runs_jsonl": '{"run": "a"}\n'}, "there is another file with the table runs"),
         (
             {"settings_csv": SETTINGS, "runs_json": '[{"run": "a"}]'},
@@ -157,6 +164,40 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "row 2: it has 2 fields, and the first line has 3: is the file cut short?",
         ),
         (
+            {"settings_csv": "seconds,workers,servers\n0,2,1\n0,2,1\n30,2,1\n30,3,1\n"},
+            "settings.csv, row 4, column 'seconds': run 'mine' has another setting from second 30 on; give the seconds from",
+        ),
+        (
+            {"settings_csv": "workers,servers\n2,1\n"},
+            "needs it: give the seconds from when on a setting holds, 0 for the first of a run.",
+        ),
+        (
+            {"settings_csv": NAMED.format(3, 1, "asp", 32, NODES)},
+            "row 1, column 'workers': it is 3, and the column setting names 2: a, b; correct one.",
+        ),
+        ({"settings_csv": NAMED.format(2, 2, "", "", NODES)}, "'servers': it is 2, and the column setting names 1: c;"),
+        (
+            {"settings_csv": NAMED.format("", "", "sync", "", NODES)},
+            "'policy': it is bsp, and the column setting says asp; correct one of them.",
+        ),
+        ({"settings_csv": NAMED.format(2, 1, "asp", 16, NODES)}, "'batch_size': it is 16, and the column setting says 32"),
+        (
+            {"settings_csv": SETTINGS.replace("servers", " workers")},
+            "column 'workers': there are two columns of this name; leave one of them out.",
+        ),
+        ({"settings_csv": SETTINGS.replace("servers", "workers")}, "column 'workers': there are two columns of this name"),
+        ({"runs_csv": "run\nA\n", "settings_csv": "run,seconds\na,0\n"}, "or its name as it is there. Did you mean 'A'?"),
+        ({"runs_csv": 'run\n""\n'}, "row 1, column 'run': the value is missing."),
+        (
+            {"iterations_csv": "seconds,worker,clock\r1,0,0\r2,0,1\r"},
+            "iterations.csv: its lines end with a carriage return alone: end them with a newline.",
+        ),
+        (
+            {"settings_csv": SETTINGS.encode("utf-16").decode("latin-1")},
+            "settings.csv, row 1: it holds a zero byte, and is no text in UTF-8: save it as such.",
+        ),
+        ({"runs_csv": "run\nK\u00f6ln\n"}, "byte 5 is no text in UTF-8: save it as such."),
+        (
             {"iterations_csv": "seconds,worker,clock,wait_seconds\n1,0,0,-0.001\n"},
             "the value is -0.001, which is below",
         ),
@@ -167,6 +208,48 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
         converted(tmp_path, **files)
     assert said in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (
+            '[""a"",""b"",""c""]',
+            "worker 2, which is 'c' by node_order in its extras, and no setting has it as a worker (a, b);",
+        ),
+        ('[""a"",""b""]', "worker 2, which is no node by node_order in its extras"),
+    ],
+)
+def test_numbers_from_1_are_not_those_of_other_nodes(tmp_path: Path, order: str, said: str) -> None:
+    """Workers 1 and 2 were taken for the second node and none, or for the second one and a server."""
+    rows = "seconds,worker,clock\n" + "".join(f"{c}.{w},{w},{c}\n" for c in range(5) for w in (1, 2))
+    files = {"iterations_csv": rows, "settings_csv": NAMED.format(2, 1, "asp", 32, NODES)}
+    with pytest.raises(TraceError) as refused:
+        converted(tmp_path, runs_csv=f'run,extras\nmine,"{{""node_order"":{order}}}"\n', **files)
+    assert said in str(refused.value)
+    assert "node_order begins with number 0." in str(refused.value)
+
+
+def test_named_nodes_are_counted_where_their_numbers_are_left_out(tmp_path: Path) -> None:
+    """Calibration left such settings out, and the conversion had said nothing."""
+    trace = converted(tmp_path, settings_csv=f"seconds,setting\n0,{NODES}\n", iterations_csv=ITERATIONS)
+    assert scan(trace, "settings").select("workers", "servers").collect().rows() == [(2, 1)]
+
+
+def test_a_change_that_took_no_time_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """Our own recorder writes two settings at a second where a tuner changed the first one before the job went on."""
+    settings = SETTINGS + "0,2,1,32,bsp\n"
+    trace = converted(tmp_path, settings_csv=settings, reconfigurations_csv="seconds,total_seconds\n0,0\n")
+    assert scan(trace, "settings").collect()["policy"].to_list() == ["asp", "bsp"]
+
+
+def test_runs_and_nodes_may_be_called_as_what_was_not_recorded(tmp_path: Path) -> None:
+    """NA may be North America. In other columns it means: not recorded."""
+    trace = converted(tmp_path, runs_csv="run,workload,seconds\nNA,NA,5\nnone,cnn,nan\n")
+    assert scan(trace, "runs").select("run", "workload", "seconds").collect().rows() == [
+        ("NA", None, 5.0),
+        ("none", "cnn", None),
+    ]
 
 
 def test_a_table_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None:
