@@ -41,6 +41,7 @@ _WAYS_OUT = {  # what to write instead, by column
     "worker": "number the workers of a run, from 0",
     "clock": "number the iterations of each worker, from 0",
 }
+_NAMED = ("workers", "servers")  # numbers of nodes, whose names are in the column `setting`
 _TOLD_TWICE = ("batch_size", "policy", "staleness")  # columns of `settings` that its column `setting` may have, too
 _ROUNDING_SECONDS = 1e-6  # by which a difference of two times may be below 0: a Unix time in a float has steps of 2.4e-7
 _FIRST = "give the seconds from when on a setting holds, 0 for the first of a run"
@@ -133,7 +134,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
         if column in frame.columns:
             _check_parsed(frame[column], parse, file)
     if name == "settings":
-        frame = _with_counts(frame, file)
+        frame = _with_named(frame, file)
     if name == "iterations":
         check_order(frame, rules._replace(by=("run", "branch", "worker")), file)
         # One log may follow the other; the numbers of rows in messages are those of the file until here.
@@ -208,29 +209,24 @@ def _check_parsed(column: pl.Series, parse: Callable[[str], Any], file: Path) ->
             raise fault(file, f"{text[:80]!r} is not {form}.", row=row, column=column.name) from None
 
 
-def _with_counts(settings: pl.DataFrame, file: Path) -> pl.DataFrame:
-    """The settings with the numbers of workers and servers that the column `setting` names, where their columns have none.
+def _with_named(settings: pl.DataFrame, file: Path) -> pl.DataFrame:
+    """The settings with what their column `setting` tells, where other columns are for it and have no value: numbers of
+    workers and servers, the policy and its bound, the batch size.
 
-    Raises TraceError where both are there and differ, or where a policy, batch size or bound does.
+    Raises TraceError where both have a value, and these differ.
     """
-    named = [(i, text) for i, text in enumerate(settings["setting"]) if text is not None]
-    counts: dict[str, list[int | None]] = {role: settings[role].to_list() for role in ("workers", "servers")}
-    for row, text in named:
-        told: dict[str, Any] = json.loads(text)
-        for role, of in counts.items():
-            count = len(told[role])
-            if of[row] not in (None, count):
-                said = (
-                    f"it is {of[row]}, and the column setting names {count}: {', '.join(told[role]) or 'none'}; correct one."
-                )
-                raise fault(file, said, row=row, column=role)
-            of[row] = count
-        for column in _TOLD_TWICE:
-            value = settings[column][row]
-            if value is not None and column in told and told[column] != value:
-                said = f"it is {value}, and the column setting says {told[column]}; correct one of them."
+    filled = {column: settings[column].to_list() for column in (*_NAMED, *_TOLD_TWICE)}
+    for row, text in enumerate(settings["setting"]):
+        whole: dict[str, Any] = {} if text is None else json.loads(text)
+        told = {role: len(whole[role]) for role in _NAMED if role in whole}
+        told |= {column: whole[column] for column in _TOLD_TWICE if column in whole}
+        for column, value in told.items():
+            given, of = filled[column][row], f" ({', '.join(whole[column])})" if column in _NAMED else ""
+            if given not in (None, value):
+                said = f"it is {given}, and {value}{of} in the column setting; correct one of them."
                 raise fault(file, said, row=row, column=column)
-    return settings.with_columns(pl.Series(role, of, pl.Int64) for role, of in counts.items())
+            filled[column][row] = value
+    return settings.with_columns(pl.Series(name, of, settings.schema[name]) for name, of in filled.items())
 
 
 def _check_moments(tables: dict[str, pl.DataFrame], file: Path) -> None:

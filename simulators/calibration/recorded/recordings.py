@@ -20,6 +20,7 @@ import polars as pl
 from simulators.calibration.recorded.efforts import Effort, efforts
 from simulators.calibration.recorded.recorded_settings import (
     batch_sizes_of,
+    first_of,
     moments,
     numbers_of,
     row_of,
@@ -33,7 +34,6 @@ from simulators.calibration.recorded.segments import (
     RARE,
     SYNCHRONOUS,
     Segment,
-    first_of,
     segments_of,
     variance_of,
 )

@@ -173,14 +173,14 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ),
         (
             {"settings_csv": NAMED.format(3, 1, "asp", 32, NODES)},
-            "row 1, column 'workers': it is 3, and the column setting names 2: a, b; correct one.",
+            "row 1, column 'workers': it is 3, and 2 (a, b) in the column setting; correct one of them.",
         ),
-        ({"settings_csv": NAMED.format(2, 2, "", "", NODES)}, "'servers': it is 2, and the column setting names 1: c;"),
+        ({"settings_csv": NAMED.format(2, 2, "", "", NODES)}, "'servers': it is 2, and 1 (c) in the column setting;"),
         (
             {"settings_csv": NAMED.format("", "", "sync", "", NODES)},
-            "'policy': it is bsp, and the column setting says asp; correct one of them.",
+            "'policy': it is bsp, and asp in the column setting; correct one of them.",
         ),
-        ({"settings_csv": NAMED.format(2, 1, "asp", 16, NODES)}, "'batch_size': it is 16, and the column setting says 32"),
+        ({"settings_csv": NAMED.format(2, 1, "asp", 16, NODES)}, "'batch_size': it is 16, and 32 in the column setting"),
         (
             {"settings_csv": SETTINGS.replace("servers", " workers")},
             "column 'workers': there are two columns of this name; leave one of them out.",
@@ -230,10 +230,11 @@ def test_numbers_from_1_are_not_those_of_other_nodes(tmp_path: Path, order: str,
     assert "node_order begins with number 0." in str(refused.value)
 
 
-def test_named_nodes_are_counted_where_their_numbers_are_left_out(tmp_path: Path) -> None:
-    """Calibration left such settings out, and the conversion had said nothing."""
-    trace = converted(tmp_path, settings_csv=f"seconds,setting\n0,{NODES}\n", iterations_csv=ITERATIONS)
-    assert scan(trace, "settings").select("workers", "servers").collect().rows() == [(2, 1)]
+def test_columns_are_filled_with_what_the_whole_setting_tells(tmp_path: Path) -> None:
+    """Calibration left such settings out, and the conversion had said nothing. What it does not tell stays empty."""
+    trace = converted(tmp_path, settings_csv=f"seconds,setting\n0,{NODES}\n1,\n", iterations_csv=ITERATIONS)
+    columns = ("workers", "servers", "policy", "batch_size", "staleness")
+    assert scan(trace, "settings").select(columns).collect().rows() == [(2, 1, "asp", 32, None), (None,) * 5]
 
 
 def test_a_change_that_took_no_time_has_a_row_of_its_own(tmp_path: Path) -> None:
@@ -305,6 +306,18 @@ def test_the_command_says_which_times_are_impossible(tmp_path: Path, capsys: pyt
     assert main(["trace", "convert", str(tmp_path / "iterations.csv"), "--out", str(tmp_path / "one")]) == 0
     said = "note: 1 iteration cannot have computed as long as the trace says. The first: run"
     assert said in capsys.readouterr().out
+
+
+def test_the_command_says_which_policies_calibration_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calibration was the first to say so. Tables of recorded runs may have any policy, so it is not refused."""
+    policies = ("ssp3", "ssp3", "stale", "ssp", "asp", "")
+    rows = "".join(f"r{i},0,2,1,{policy}\n" for i, policy in enumerate(policies))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.csv").write_text(f"run,seconds,workers,servers,policy\n{rows}")
+    assert main(["trace", "convert", str(tmp_path / "mine"), "--out", str(tmp_path / "t")]) == 0
+    said = capsys.readouterr().out
+    assert "note: calibration does not know the policy 'ssp3' (2 settings), 'stale' (1 setting), and leaves its" in said
+    assert "note: calibration leaves out settings that do not tell the bound of their policy, as those of 'ssp' (1 s" in said
 
 
 def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

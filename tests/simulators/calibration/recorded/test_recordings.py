@@ -103,6 +103,48 @@ def test_iterations_without_a_row_are_counted_by_the_numbers_of_the_others():
     assert not whole.caveats
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_log_of_every_tenth_iteration_has_cycles_of_one(workers):
+    """Cycles were ten times as long, without a word: gaps of ten were taken for numbers of the job's steps. One of the
+    workers is slower, so that numbers are the same at other times."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": workers, "servers": 1, "policy": "asp", "batch_size": 8}]
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": (1 + w) * (i + 1.0)}
+        for w in range(workers)
+        for i in range(0, 800 // (1 + w), 10)
+    ]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=sorted(pushes, key=lambda p: p["seconds"])))
+    assert found.rows[0].cycle_seconds == pytest.approx(2 / (1 + 1 / workers), rel=0.01)
+    assert "in 1 settings some iterations have no row" in found.caveats[0]
+
+
+def test_numbers_that_may_be_of_each_worker_or_of_all_are_told():
+    """Every tenth iteration again, but from another one on: these may be numbers of the job's steps, some without a row."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
+    pushes = [
+        {"run": "a", "worker": w, "clock": i + 3 * w, "seconds": i + 1.0 + w / 2} for i in range(0, 800, 10) for w in (0, 1)
+    ]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=pushes))
+    assert "in 1 settings clocks count neither each worker's iterations nor those of all together: a;" in found.caveats[0]
+
+
+def test_a_bound_that_is_not_told_is_not_0():
+    """With 0, all workers wait for each other."""
+    usual = {"seconds": 0.0, "workers": 2, "servers": 1, "batch_size": 8}
+    settings = [usual | {"run": p, "policy": p, "staleness": s} for p, s in (("ssp", None), ("asp", None), ("dssp", 2))]
+    found = read_tables(tables([{"run": s["run"], "seconds": 10.0, "steps": 10} for s in settings], settings))
+    assert [r.policy for r in found.rows] == ["asp", "dssp"]
+    assert "1 settings of the policy ssp are left out: they do not tell its bound" in found.caveats[0]
+
+
+def test_runs_without_a_setting_are_told():
+    runs = [{"run": name, "seconds": 10.0, "steps": 10} for name in "abcdef"] + [{"run": "g"}]
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}]
+    found = read_tables(tables(runs, settings))
+    assert [row.run for row in found.rows] == ["a"]
+    assert found.caveats == ("5 runs with times have no row in settings, and are left out: b, c, d, e, and 1 more",)
+
+
 def test_lost_rows_before_the_first_and_after_the_last_are_no_longer_cycles():
     """Two workers push once per second each. Of one, rows are lost in the middle and at the end."""
     settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
