@@ -118,8 +118,8 @@ def _timed_runs(tables: Mapping[str, pl.DataFrame]) -> set[str]:
     """The names of runs with times that would make a row."""
     runs = tables["runs"]
     whole = [pl.col(c) > 0 for c in ("seconds", "samples_per_second") if c in runs.columns]
-    timed = runs.filter(pl.any_horizontal(whole))["run"] if whole else []
-    return {*timed, *(run for name in ("iterations", "progress") if name in tables for run in tables[name]["run"].unique())}
+    timed = set(runs.filter(pl.any_horizontal(whole))["run"]) if whole else set[str]()
+    return timed | {run for name in ("iterations", "progress") if name in tables for run in tables[name]["run"].unique()}
 
 
 def first_of(told: Sequence[str]) -> str:
