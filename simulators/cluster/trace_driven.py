@@ -35,7 +35,8 @@ In order, where a recording names any of our nodes, each of ours gets what was r
 that the settings of a run name, machines that were probed, and nodes with events. Machines of other names drive none then,
 and a node that was not probed has no episodes. Where all names are others, machines are assigned in their order, in which
 n2 is before n10. Workers have the names of nodes that `node_order` in the run's extras gives to their numbers; without it,
-those of the setting, in the order of numbers.
+those of the setting, in the order of numbers. Where settings have as many workers as were recorded, and name none, numbers
+are of workers: the lowest drives our first node.
 
 With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
 the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
@@ -264,6 +265,7 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
     found, named, orders = {}, _machines_of_workers(recording), _node_orders(recording)
+    nameless = _workers_without_names(recording)
     for (run,), one in timed.group_by("run", maintain_order=True):
         workers = one.partition_by("worker", maintain_order=True)
         numbers = [int(w["worker"][0]) for w in workers]
@@ -272,6 +274,8 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
         else:
             told = named.get(str(run), ())
             names = [*told] if len(told) == len(workers) else [""] * len(workers)
+            if nameless.get(str(run)) == len(workers):  # then numbers are not of nodes, and may begin with 1
+                numbers = [*range(len(workers))]
         found[str(run)] = tuple(
             _WorkerTimes(number, w["compute_seconds"].to_numpy(), name)
             for number, w, name in zip(numbers, workers, names, strict=True)
@@ -285,6 +289,13 @@ def _machines_of_workers(recording: ReplayedTrace) -> dict[str, tuple[str, ...]]
     for run, text in _replayed_rows(recording, "settings", "run", "setting").unique().iter_rows():
         named.setdefault(str(run), set()).add(setting_from(text).workers if text else ())
     return {run: next(iter(found)) for run, found in named.items() if len(found) == 1}
+
+
+def _workers_without_names(recording: ReplayedTrace) -> dict[str, int]:
+    """By run, the most workers of its settings, where none of these names its nodes."""
+    settings = _replayed_rows(recording, "settings", "run", "workers", "setting")
+    each = settings.group_by("run").agg(pl.col("workers").max(), named=pl.col("setting").is_not_null().any())
+    return dict(each.filter(~pl.col("named")).drop_nulls("workers").select("run", "workers").iter_rows())
 
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:
