@@ -104,6 +104,7 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
         yield values < column.low, f"which is below {column.low:g}, the least that is plausible."
     if column.high < math.inf:
         units = " (are these milliseconds?)" if "second" in name or "time" in name else ""
+        units = " (are these bits?)" if name.endswith("bytes_per_second") else units
         units = (
             " (are these milliseconds, or seconds since 1970? They count from the beginning of the run)"
             if name == "seconds"

@@ -156,6 +156,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ),
         ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
         (
+            {"probes_csv": "seconds,node,bandwidth_bytes_per_second\n0,a,8e12\n"},
+            "which is above 1e+12, the most that is plausible (are these bits?).",
+        ),
+        (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,0.25\n\n2,0,1"},
             "iterations.csv, row 3: it has 3 fields, and the first line has 4: is the file cut short?",
         ),
