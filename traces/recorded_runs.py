@@ -134,8 +134,8 @@ def _check_told(runs: Sequence[Recorded], of: str) -> None:
         if silent and told is not None:
             known, one = getattr(told.setting, name), ", ".join(f"{n} {role}" for role, n in silent[0].setting.options)
             raise ValueError(
-                f"Cannot replay {of}: {len(silent)} of its runs do not tell {name}, such as that of {one}, and others do (as "
-                f"{known!r}): write it for all of them, or for none, in the table settings."
+                f"Cannot replay {of}: {len(silent)} of its runs do not tell {name}, such as that of {one}, and others do, "
+                f"as {known!r}: write it for all of them, or for none, in the table settings."
             )
 
 

@@ -77,6 +77,7 @@ class Segment(NamedTuple):
     setting: dict[str, Any]  # its row in the table of settings
     pushes: pl.DataFrame  # with the one before them, whose time is the beginning
     branches: int  # of the run; those of several share its seconds
+    pushing: int  # number of workers that push
     lacking: int  # number of pushes that have no row
     all_pushes: int  # number of pushes under the setting, warm-up included
     all_seconds: float  # from the first to the last of these
@@ -200,7 +201,7 @@ def _segment(
     if absent:
         odd.gaps.append(absent / (pushes.height + absent))
     seconds = float(pushes["seconds"][-1] - pushes["seconds"][0])
-    return Segment(setting, kept, branches, lacking, pushes.height + absent, seconds)
+    return Segment(setting, kept, branches, pushing, lacking, pushes.height + absent, seconds)
 
 
 def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> Iterator[str]:
@@ -239,7 +240,10 @@ def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> I
     if silent:
         yield f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone"
     if odd.quiet:
-        yield f"in {len(odd.quiet)} settings fewer workers pushed than they have: was one lost, or is it not recorded?"
+        yield (
+            f"in {len(odd.quiet)} settings fewer workers pushed than they have: cycles are those of the ones that did; was "
+            "one lost, or is it not recorded?"
+        )
 
 
 class _Drift(NamedTuple):

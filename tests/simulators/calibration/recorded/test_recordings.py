@@ -358,6 +358,34 @@ def test_workers_that_pushed_are_held_against_those_of_the_setting(changed, rows
     assert [c.startswith(why) for c in found.caveats] == [True] if why else found.caveats == ()
 
 
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_a_log_of_the_chief_alone_has_its_cycles(policy):
+    """One of four workers was logged, with a push per second: cycles were four seconds long. How long all pushes of the
+    setting took is not known, as nobody knows how many there were."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 1, "policy": policy, "batch_size": 8}]
+    pushes = [{"run": "a", "worker": 0, "clock": i, "seconds": i + 1.0} for i in range(100)]
+    (found,) = read_tables(tables([{"run": "a"}], settings, iterations=pushes)).rows
+    assert found.cycle_seconds == pytest.approx(1.0)
+    assert (found.all_pushes, np.isnan(found.all_seconds)) == (0, True)
+
+
+def test_runs_with_too_little_progress_are_told():
+    """Of four runs, one has progress of an hour, one a single interval, one none but totals, one all before its setting."""
+    settings = [
+        {"run": run, "seconds": 99.0 * (run == "d"), "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}
+        for run in "abcd"
+    ]
+    progress = [
+        {"run": run, "seconds": 9.0 * i, "steps": 90 * i} for run, n in (("a", 9), ("b", 2), ("d", 9)) for i in range(n)
+    ]
+    runs = [{"run": run, "seconds": 100.0, "steps": 10} for run in "abcd"]
+    found = read_tables(tables(runs, settings, progress=progress))
+    assert [row.run for row in found.rows] == ["a"]
+    assert "2 runs are left out: of no setting of theirs does progress have 3 intervals" in found.caveats[0]
+    assert found.caveats[0].endswith("after its beginning: b, d")
+    assert found.caveats[1] == "1 runs are left out: they have no progress, and others have; calibrate to them alone: c"
+
+
 def test_parts_that_do_not_fit_into_their_cycle_are_told():
     settings = [{"run": "a", "seconds": 0.0, "workers": 3, "servers": 1, "policy": "asp", "batch_size": 8}]
     longer = [push | {"pull_seconds": 0.3} for push in iterations()]
