@@ -163,7 +163,8 @@ def disorder(frame: pl.DataFrame, table: TableRules) -> Disorder | None:
         back = frame.select(behind.fill_null(value=False)).to_series()
         if back.any():
             row = _first(back)
-            why = f"time runs backwards: {frame[table.time][row]} follows later ones; sort the rows by {table.time}."
+            after = f"{frame[table.time][row]} follows later ones; sort the rows by {table.time}"
+            why = f"time runs backwards: {after}, or correct times where a clock was set back."
             return Disorder(row, table.time, why)
     return None
 

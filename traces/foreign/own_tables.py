@@ -7,7 +7,7 @@ log after the other, as long as the time of each worker does not run backwards. 
 programs do whose columns have gaps; policies as TensorFlow calls them (sync, async), which are bsp and asp. Durations that
 are negative by rounding, as differences of times may be, count as 0. Names (of runs and nodes) may be any words, such as NA.
 
-Tables that contradict each other or themselves are refused: a reader would take one of two values without a word.
+Tables that contradict each other or themselves are refused (`traces.foreign.agreement`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,12 @@ import msgspec
 import polars as pl
 
 from traces.convert import atomic_folder
+from traces.foreign.agreement import FIRST_SETTING, NUMBERED, check_agreement
 from traces.foreign.text import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
 from traces.plausible import Column, TableRules, check, check_order, check_units, fault
-from traces.schema import NODE_ORDER, TRACE, setting_from
-from tuners.near_names import did_you_mean, near_names
+from traces.schema import TRACE, setting_from
+from tuners.near_names import near_names
 from tuners.settings import POLICIES
 
 __all__ = ["from_tables", "has_tables"]
@@ -38,13 +38,12 @@ _POLICIES = {name: name for name in POLICIES} | {
 }
 _WAYS_OUT = {  # what to write instead, by column
     "seconds": "give the seconds since the run began",
-    "worker": "number the workers of a run, from 0",
+    "worker": NUMBERED,
     "clock": "number the iterations of each worker, from 0",
 }
 _NAMED = ("workers", "servers")  # numbers of nodes, whose names are in the column `setting`
 _TOLD_TWICE = ("batch_size", "policy", "staleness")  # columns of `settings` that its column `setting` may have, too
 _ROUNDING_SECONDS = 1e-6  # by which a difference of two times may be below 0: a Unix time in a float has steps of 2.4e-7
-_FIRST = "give the seconds from when on a setting holds, 0 for the first of a run"
 _NAME = Column(pl.String())  # the rules of a column with names
 _RENAMED = re.compile(r"_duplicated_\d+$")  # what Polars adds to the name of a second column
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
@@ -86,11 +85,7 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
         tables[file.stem], named[file.stem] = _read(file, file.stem, run), file
     if not any(frame.height for frame in tables.values()):
         raise fault(path, "its tables have no rows.")
-    _check_runs(tables, named)
-    if "settings" in tables:
-        _check_moments(tables, named["settings"])
-        _check_workers(tables, path)
-        _check_numbers(tables, path)
+    check_agreement(tables, named)
     origin = Origin("own tables", made_by, path.name, inputs=tuple((f.name, digest_of(f.read_bytes())) for f in files))
     with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=1 << 20) as writer:
         for name in TRACE:
@@ -115,7 +110,7 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     absent |= {c: value for c, value in (("run", run), ("branch", "0")) if c in absent}
     for column in absent:
         if rules.columns[column].required and absent[column] is None:
-            way_out = _FIRST if (name, column) == ("settings", "seconds") else _WAYS_OUT.get(column, "")
+            way_out = FIRST_SETTING if (name, column) == ("settings", "seconds") else _WAYS_OUT.get(column, "")
             way_out = f": {way_out}" if way_out else ""
             raise fault(file, f"the column is missing, and every row of {name} needs it{way_out}.", column=column)
     plain = pl.col(pl.String).str.strip_chars()
@@ -227,79 +222,3 @@ def _with_named(settings: pl.DataFrame, file: Path) -> pl.DataFrame:
                 raise fault(file, said, row=row, column=column)
             filled[column][row] = value
     return settings.with_columns(pl.Series(name, of, settings.schema[name]) for name, of in filled.items())
-
-
-def _check_moments(tables: dict[str, pl.DataFrame], file: Path) -> None:
-    """Refuse two different settings of a run from the same second on: the first would hold for no time.
-
-    A change of the setting that took no time is recorded as one, in the table reconfigurations.
-    """
-    at = ("run", "branch", "seconds")
-    numbered = tables["settings"].with_row_index("row")
-    later = numbered.unique(tables["settings"].columns, keep="first", maintain_order=True).filter(
-        ~pl.struct(at).is_first_distinct()
-    )  # fmt: skip
-    if "reconfigurations" in tables:
-        later = later.join(tables["reconfigurations"], on=at, how="anti", maintain_order="left")
-    for row, run, seconds in later.select("row", "run", "seconds").rows()[:1]:
-        said = f"run {run!r} has another setting from second {seconds:g} on; {_FIRST}, and each run a name of its own (run)."
-        raise fault(file, said, row=row, column="seconds")
-
-
-def _check_workers(tables: dict[str, pl.DataFrame], path: Path) -> None:
-    """Refuse a run with iterations of more workers than its settings ever have. Numbers are names: they may have gaps."""
-    if "iterations" not in tables:
-        return
-    most = tables["settings"].group_by("run").agg(most=pl.col("workers").max(), named=pl.col("setting").is_not_null().any())
-    found = tables["iterations"].group_by("run", maintain_order=True).agg(pl.col("worker").unique().sort())
-    both = found.join(most.filter(~pl.col("named")), on="run", maintain_order="left")  # a named node may be a worker later
-    for run, workers, limit in (
-        both.select("run", "worker", "most").filter(pl.col("worker").list.len() > pl.col("most")).rows()
-    ):
-        raise fault(
-            path,
-            f"run {run!r} has iterations of {len(workers)} workers (the last one is {workers[-1]}), and at most {limit} "
-            f"workers in settings: {_WAYS_OUT['worker']}; one that replaces another takes its number.",
-        )
-
-
-def _check_numbers(tables: dict[str, pl.DataFrame], path: Path) -> None:
-    """Refuse iterations of a number to which the run's extras give no node, or one that never works: all may be shifted."""
-    if "iterations" not in tables:
-        return
-    extras = {run: json.loads(text) for run, text in tables["runs"].select("run", "extras").iter_rows() if text}
-    crews: dict[str, set[str]] = {}
-    for run, text in tables["settings"].select("run", "setting").drop_nulls().iter_rows():
-        crews.setdefault(run, set()).update(setting_from(text).workers)
-    for run, numbers in (
-        tables["iterations"].group_by("run", maintain_order=True).agg(pl.col("worker").unique().sort()).rows()
-    ):
-        order = extras.get(run, {}).get(NODE_ORDER)
-        if not isinstance(order, list) or run not in crews:
-            continue
-        for number in numbers:
-            if number >= len(order) or order[number] not in crews[run]:
-                named = repr(order[number]) if number < len(order) else "no node"
-                raise fault(
-                    path,
-                    f"run {run!r} has iterations of worker {number}, which is {named} by {NODE_ORDER} in its extras, and no "
-                    f"setting has it as a worker ({', '.join(sorted(crews[run]))}); {NODE_ORDER} begins with number 0.",
-                )
-
-
-def _check_runs(tables: dict[str, pl.DataFrame], files: Mapping[str, Path]) -> None:
-    """Give runs that are in no table `runs` a row of their own, where there is no such table; else refuse them."""
-    named = {name: frame["run"].unique(maintain_order=True) for name, frame in tables.items()}
-    if "runs" in tables:
-        known = set(named["runs"])
-        for name, found in named.items():
-            if missing := [run for run in found if run not in known]:
-                near = [run for run in known if run.lower() == missing[0].lower()] or get_close_matches(missing[0], known)
-                said = f"the run {missing[0]!r} is not in runs; write its row there, or its name as it is there."
-                raise fault(files[name], f"{said}{did_you_mean(near)}", column="run")
-    else:
-        every = dict.fromkeys(run for found in named.values() for run in found)
-        schema = TRACE["runs"].schema
-        tables["runs"] = pl.DataFrame({"run": list(every)}).select(
-            pl.col(c) if c == "run" else pl.lit(None, kind).alias(c) for c, kind in schema.items()
-        )

@@ -111,7 +111,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"iterations_csv": "seconds,worker,clock\n1,0,0\n2,0,1\n1,0,0\n"},
             "row 3: there is a row with run 'mine', branch 0, worker 0, clock 0, seconds 1.0 already; give each once.",
         ),
-        ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "follows later ones; sort the rows by seconds."),
+        (
+            {"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"},
+            "later ones; sort the rows by seconds, or correct times where a c",
+        ),
         (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,900\n2,0,1,900\n"},
             "take 1800 s in all, within 1 s (are these milliseconds?).",
@@ -202,6 +205,38 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ),
         ({"runs_csv": "run\nK\u00f6ln\n"}, "byte 5 is no text in UTF-8: save it as such."),
         (
+            {"runs_csv": 'run,extras\na,"{""nodes"": {""n0"": {""nic_bytes_per_second"": ""1e6""}}}"\n'},
+            "row 1, column 'extras': Expected `float`, got `str`",
+        ),
+        (
+            {"runs_csv": 'run,extras\na,"{""nodes"": {""n0"": {""nic_bytes_per_sec"": 1e6}}}"\n'},
+            "'extras': nobody reads the key 'nic_bytes_per_sec'; did you mean nic_bytes_per_second?",
+        ),
+        (
+            {"runs_csv": 'run,extras\na,"{""node_order"": [""b"", ""a"", ""b""]}"\n'},
+            "'extras': node_order has 'b' twice: give each node once, in the order of their numbers.",
+        ),
+        (
+            {"settings_csv": 'seconds,workers,options\n0,2,"{""batch_sizes"": [32, 16, 8]}"\n'},
+            "row 1, column 'options': batch_sizes is [32, 16, 8]: give 2 whole numbers, each 1 or more, one per worker.",
+        ),
+        (
+            {"settings_csv": 'seconds,servers,options\n0,2,"{""model_shares"": [1.5, -0.5]}"\n'},
+            "'options': model_shares is [1.5, -0.5]: give 2 numbers, none negative, one per server.",
+        ),
+        (
+            {"settings_csv": 'seconds,workers,options\n0,2,"{""batchsizes"": [32, 16]}"\n'},
+            "'options': nobody reads the option 'batchsizes'; did you mean batch_sizes?",
+        ),
+        (
+            {"settings_csv": 'seconds,setting\n0,"{""workers"": [], ""servers"": [], ""local_step"": 2}"\n'},
+            "'setting': a setting has no 'local_step'; did you mean local_steps?",
+        ),
+        (
+            {"settings_csv": SETTINGS, "progress_csv": "seconds,steps,policy\n1,9,sync\n"},
+            "progress.csv, column 'policy': run 'mine' has progress under bsp, and asp in its settings;",
+        ),
+        (
             {"iterations_csv": "seconds,worker,clock,wait_seconds\n1,0,0,-0.001\n"},
             "the value is -0.001, which is below",
         ),
@@ -232,6 +267,22 @@ def test_numbers_from_1_are_not_those_of_other_nodes(tmp_path: Path, order: str,
         converted(tmp_path, runs_csv=f'run,extras\nmine,"{{""node_order"":{order}}}"\n', **files)
     assert said in str(refused.value)
     assert "node_order begins with number 0." in str(refused.value)
+
+
+def test_rows_that_were_sorted_by_a_clock_that_was_set_back_are_refused(tmp_path: Path) -> None:
+    """Cycles were half as long. A job that was started again counts from 0 again, once."""
+    rows = [(c + 1.0, c) for c in range(60)]
+    for name, back, again in (("back", 20.0, False), ("again", 0.0, True)):
+        late = [(t - back * (c > 30), c - 31 * (again and c > 30)) for t, c in rows]
+        text = "seconds,worker,clock\n" + "".join(f"{t},0,{c}\n" for t, c in sorted(late, key=lambda row: row[0]))
+        (tmp_path / name).mkdir()
+        if again:
+            converted(tmp_path / name, iterations_csv=text)
+            continue
+        with pytest.raises(
+            TraceError, match=r"clocks of worker 0 of run 'mine' go back 1\d times while seconds go on: was a"
+        ):
+            converted(tmp_path / name, iterations_csv=text)
 
 
 def test_columns_are_filled_with_what_the_whole_setting_tells(tmp_path: Path) -> None:
