@@ -33,6 +33,7 @@ _ENDED = 0.05  # share of a segment in which not all workers push, in its middle
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
 _MOSTLY = 0.5  # share of a worker's clocks that others have, too, from which they are its own numbers
 _ALL = 1.1  # numbers over rows, from which some of a job's steps have no row
+_UNEVEN = 0.1  # difference of pushes of workers that wait for each other, over the most, from which it is told
 _BY_CHANCE = 0.01  # chance that any setting of a recording is told to be so although its cycles are steady
 
 
@@ -123,7 +124,7 @@ def segments_of(
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     chosen = {s["segment"]: s for s in settings.to_dicts() if wanted.has(s)}
     parts = list(_parts(iterations, moments(settings, left_out), chosen, caveats))
-    odd = _Odd(set(), [], [], [], [], [])
+    odd = _Odd(set(), [], [], [], [], [], [])
     sampled = _sampled(iterations)
     split = [
         _segment(setting, pushes, stops, branches[setting["run"]], setting["run"] in sampled, odd)
@@ -166,6 +167,7 @@ class _Odd(NamedTuple):
     partly: list[str]  # the time in which all workers push, of each setting in which some begin late or end early
     stopped: list[str]  # how long a worker stood still, of each setting in which one did
     unclear: list[str]  # the run of each setting of which it is not clear whether rows are missing
+    uneven: list[str]  # how often workers pushed, of each setting with a barrier in which that differs
 
 
 def _segment(
@@ -198,6 +200,9 @@ def _segment(
     absent, lacking = (_not_recorded(part, sampled) if alone else 0 for part in (pushes, kept.slice(1)))
     if alone and not absent and _are_unclear(pushes, sampled):
         odd.unclear.append(setting["run"])
+    counts = kept["worker"].value_counts()["count"].sort().to_list()
+    if alone and not absent and setting["policy"] in SYNCHRONOUS and counts[-1] - counts[0] > max(1.0, _UNEVEN * counts[-1]):
+        odd.uneven.append(f"{setting['run']} {counts[0]} and {counts[-1]} times")
     if absent:
         odd.gaps.append(absent / (pushes.height + absent))
     seconds = float(pushes["seconds"][-1] - pushes["seconds"][0])
@@ -219,6 +224,11 @@ def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> I
             f"in {len(odd.unclear)} settings clocks count neither each worker's iterations nor those of all together: "
             f"{first_of(sorted({*odd.unclear}))}; every iteration is taken to have a row: if only some do, cycles are "
             "shorter; number the iterations of each worker, from 0"
+        )
+    if odd.uneven:
+        yield (
+            f"in {len(odd.uneven)} settings of {' or '.join(SYNCHRONOUS)} some workers pushed more often than others: "
+            f"{first_of(odd.uneven)}; do they wait for each other? If none waits, the policy is asp"
         )
     if odd.partly:
         yield (

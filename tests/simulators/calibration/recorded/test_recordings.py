@@ -359,6 +359,20 @@ def test_workers_that_pushed_are_held_against_those_of_the_setting(changed, rows
 
 
 @pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_workers_that_wait_for_each_other_push_equally_often(policy):
+    """One pushes every second, the other every two: nobody waits, whatever the setting says."""
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": (1 + w) * (i + 1.0)} for w in (0, 1) for i in range(100 // (1 + w))
+    ]
+    settings = [STEADY | {"run": "a", "policy": policy}]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=sorted(pushes, key=lambda p: p["seconds"])))
+    said = (
+        "in 1 settings of bsp some workers pushed more often than others: a 41 and 80 times; do they wait for each other?",
+    )
+    assert [c[: len(said[0])] for c in found.caveats] == [*said] * (policy == "bsp")
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
 def test_a_log_of_the_chief_alone_has_its_cycles(policy):
     """One of four workers was logged, with a push per second: cycles were four seconds long. How long all pushes of the
     setting took is not known, as nobody knows how many there were."""
