@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
@@ -84,7 +84,7 @@ def json_lines(path: Path) -> pl.DataFrame:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise fault(path, f"it is no JSON ({error}).", row=number) from None
         if not isinstance(found, dict):
@@ -96,6 +96,15 @@ def json_lines(path: Path) -> pl.DataFrame:
     if len(names) > _MOST_COLUMNS:
         raise fault(path, f"it has more than {_MOST_COLUMNS} columns.")
     return pl.DataFrame({name: [row.get(name) for row in rows] for name in names}, schema=dict.fromkeys(names, pl.String()))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Raises ValueError for a key that is there twice, of which Python would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------ CSV

@@ -140,6 +140,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "run 'mine' has iterations of 2 workers (the last one is 1), and at most 1 workers in settings: number the",
         ),
         ({"iterations_jsonl": '{"seconds": 1}\n{"sec\n'}, "row 2: it is no JSON"),
+        (
+            {"settings_jsonl": '{"workers": 2, "seconds": 0, "workers": 3}\n'},
+            "row 1: it is no JSON (the key 'workers' is there tw",
+        ),
         ({"iterations_jsonl": "[1]\n"}, "row 1: it is no JSON object"),
         ({"runs_csv": "run,extras\na,zone-a\n"}, "row 1, column 'extras': 'zone-a' is not a JSON object"),
         ({"settings_csv": "seconds,workers,servers,setting\n0,1,1,{}\n"}, "is not a setting as"),
