@@ -103,6 +103,9 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     if twice := [c for c in columns if columns.count(c) > 1]:
         raise fault(file, "there are two columns of this name; leave one of them out.", column=twice[0])
     texts.columns = columns
+    # Empty lines at the end, as editors and `echo` leave them. Others are refused: rows are counted in messages.
+    filled = texts.select(pl.any_horizontal(pl.all().str.strip_chars().fill_null("") != "")).to_series().arg_true()
+    texts = texts.head(filled[-1] + 1 if len(filled) else 0)
     for column in columns:
         if column not in rules.columns:
             raise fault(file, f"{name} has no such column; {_advice(column, rules)}", column=column)

@@ -66,6 +66,13 @@ def test_logs_of_one_run_need_no_name_no_branch_and_no_order_of_workers(tmp_path
     assert found.rows[0].cycle_seconds == pytest.approx(0.25, rel=0.05)
 
 
+@pytest.mark.parametrize("end", ["\n\n", "  \n", "\r\n\r\n", ",,\n"])
+def test_empty_lines_at_the_end_are_no_rows(tmp_path: Path, end: str) -> None:
+    rows = "".join(f"{c}.5,0,{c}\n" for c in range(5))
+    trace = converted(tmp_path, iterations_csv="seconds,worker,clock\n" + rows + end)
+    assert scan(trace, "iterations").collect()["clock"].to_list() == [0, 1, 2, 3, 4]
+
+
 def test_json_lines_are_tables_too(tmp_path: Path) -> None:
     settings = {"seconds": 0, "workers": 2, "servers": 1, "policy": None, "options": {"zone": "a"}}
     progress = "".join(json.dumps({"seconds": s, "steps": 10 * s, "training_loss": float("nan")}) + "\n" for s in (1, 2, 4))
@@ -161,6 +168,8 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"settings_csv": SETTINGS, "iterations_csv_gz": "packed"},
             "iterations.csv.gz: it would be left out: write the table as CSV or as JSON lines, iterations.csv or .jsonl.",
         ),
+        ({"settings_csv": "seconds,workers\n0,9000000000\n"}, "'workers': the value is 9000000000, which is above 100000,"),
+        ({"iterations_csv": "seconds,worker,clock\n1,0,0\n\n2,0,1\n"}, "row 2, column 'worker': the value is missing."),
         ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
         (
             {"probes_csv": "seconds,node,bandwidth_bytes_per_second\n0,a,8e12\n"},
@@ -198,7 +207,7 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         ),
         ({"settings_csv": SETTINGS.replace("servers", "workers")}, "column 'workers': there are two columns of this name"),
         ({"runs_csv": "run\nA\n", "settings_csv": "run,seconds\na,0\n"}, "or its name as it is there. Did you mean 'A'?"),
-        ({"runs_csv": 'run\n""\n'}, "row 1, column 'run': the value is missing."),
+        ({"runs_csv": 'run,seconds\n"",5\n'}, "row 1, column 'run': the value is missing."),
         (
             {"iterations_csv": "seconds,worker,clock\r1,0,0\r2,0,1\r"},
             "iterations.csv: its lines end with a carriage return alone: end them with a newline.",
