@@ -20,6 +20,7 @@ import polars as pl
 from simulators.calibration.recorded.efforts import Effort, efforts
 from simulators.calibration.recorded.recorded_settings import (
     batch_sizes_of,
+    first_of,
     moments,
     numbers_of,
     row_of,
@@ -33,7 +34,6 @@ from simulators.calibration.recorded.segments import (
     RARE,
     SYNCHRONOUS,
     Segment,
-    first_of,
     segments_of,
     variance_of,
 )
@@ -87,7 +87,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     other units than the cycle.
     """
     if source in _NO_RATES:
-        raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
+        raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}; use it as a table of recorded runs.")
     caveats: list[str] = []
     tables = wanted.of_runs(tables)
     settings, left_out = settings_of(tables, caveats)
@@ -111,9 +111,14 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
                 f"{first_of(contradict)}; each run is taken to have machines of its own, relative to its median one"
             )
     else:
-        rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out))
+        rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out, caveats))
         alone = settings.filter(~pl.col("run").is_duplicated(), ~pl.col("run").is_in(left_out["run"].implode()))
         rows = list(_rows_of_progress(rates)) if rates.height else list(_rows_of_runs(tables, wanted.among(alone)))
+        if rates.height and (silent := {*wanted.among(settings)["run"]} - {*progress["run"]}):  # type: ignore[index]
+            caveats.append(
+                f"{len(silent)} runs are left out: they have no progress, and others have; calibrate to them alone: "
+                f"{first_of(sorted(silent))}"
+            )
         if not rates.height and (several := settings["run"].n_unique() - alone.height):
             caveats.append(f"{several} runs with several settings have totals only, and are left out: record progress")
         runs = tables["runs"].filter(pl.col("seconds").is_null(), pl.col("trimmed_seconds").is_not_null())
@@ -240,7 +245,7 @@ def _rows_of_iterations(segments: Sequence[Segment], slow: Mapping[tuple[str, in
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(segment.pushes["seconds"][-1] - segment.pushes["seconds"][0])
         count = pushes.height + segment.lacking
-        cycle = setting["workers"] * seconds / count
+        cycle = segment.pushing * seconds / count  # other workers were lost, or are not recorded
         if segment.lacking and pushes["worker"].n_unique() == setting["workers"]:
             cycle = _cycle_by_clocks(segment.pushes) or cycle
         if segment.branches > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
@@ -248,7 +253,7 @@ def _rows_of_iterations(segments: Sequence[Segment], slow: Mapping[tuple[str, in
             cycle = len(by_worker) / float((1 / by_worker).sum())
         parts = {name: times[name] for name in _PARTS[:3] if name in times}
         whole: dict[str, Any] = {}
-        if segment.branches == 1:
+        if segment.branches == 1 and segment.pushing == setting["workers"]:
             whole = {"all_seconds": segment.all_seconds, "all_pushes": segment.all_pushes}
         # A straggler's sleep is not a matter of its speed.
         numbers = numbers_of(setting)
@@ -363,7 +368,7 @@ def _noise(segments: Sequence[Segment], slow: Mapping[tuple[str, int], Sleeper])
 # ---------------------------------------------------------------------------------------------- progress, and whole runs
 
 
-def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame) -> pl.DataFrame:
+def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
     """Steps and seconds under each setting, summed over the intervals between two records under the same setting.
 
     An interval counts as a pause or switch, and is left out, if a step takes over three times the median; in asynchronous
@@ -389,7 +394,13 @@ def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFram
     steady = pl.col("mode").is_in(SYNCHRONOUS) | (pl.col("took") > 60) | (pl.col("done") >= _STEADY * pl.col("crew"))
     long = (each > 3 * each.median().over("segment")) & steady
     sums = within.filter(~long).group_by("segment", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
-    return settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= FEWEST)
+    found = settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= FEWEST)
+    if few := {*progress["run"]} & {*settings["run"]} - {*found["run"]}:
+        caveats.append(
+            f"{len(few)} runs are left out: of no setting of theirs does progress have {FEWEST} intervals between records "
+            f"after its beginning: {first_of(sorted(few))}"
+        )
+    return found
 
 
 def _rows_of_progress(rates: pl.DataFrame) -> Iterator[Row]:
