@@ -81,7 +81,7 @@ def to_few_parts(trace: Path, out: Path) -> None:
         for table in TRACE:
             scan(trace, table)  # verifies the digest of every part
             for part in sorted((trace / table).glob("[0-9]*.parquet")):
-                writer.add(table, pl.read_parquet(part))
+                writer.add(table, pl.read_parquet(part, glob=False))
 
 
 def to_csv(trace: Path, out: Path) -> None:

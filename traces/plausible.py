@@ -104,6 +104,7 @@ def _wrongs(name: str, column: Column) -> Iterator[tuple[pl.Expr, str]]:
         yield values < column.low, f"which is below {column.low:g}, the least that is plausible."
     if column.high < math.inf:
         units = " (are these milliseconds?)" if "second" in name or "time" in name else ""
+        units = " (are these bits?)" if name.endswith("bytes_per_second") else units
         units = (
             " (are these milliseconds, or seconds since 1970? They count from the beginning of the run)"
             if name == "seconds"
@@ -162,7 +163,8 @@ def disorder(frame: pl.DataFrame, table: TableRules) -> Disorder | None:
         back = frame.select(behind.fill_null(value=False)).to_series()
         if back.any():
             row = _first(back)
-            why = f"time runs backwards: {frame[table.time][row]} follows later ones; sort the rows by {table.time}."
+            after = f"{frame[table.time][row]} follows later ones; sort the rows by {table.time}"
+            why = f"time runs backwards: {after}, or correct times where a clock was set back."
             return Disorder(row, table.time, why)
     return None
 

@@ -36,9 +36,9 @@ from tuners.actions import (
 )
 from tuners.near_names import near_names
 from tuners.prices import UNKNOWN, Prices, Rate
-from tuners.settings import Choice, Knob, Node
+from tuners.settings import BY_STALENESS, Choice, Knob, Node
 
-__all__ = ["Recorded", "change_seconds", "recorded_job", "recorded_runs"]
+__all__ = ["Recorded", "change_seconds", "left_out", "recorded_job", "recorded_runs"]
 
 _FIELDS = (
     "batch_size",
@@ -70,6 +70,7 @@ class Recorded:
     switch: float | None = None  # steps after which it switched from BSP to ASP; inf: never; None: it has no such schedule
     restart_seconds: float | None = None  # the mean stall of its recorded reconfigurations
     rate: Rate = UNKNOWN  # its machines and their price; nan: not recorded
+    untold: tuple[str, ...] = ()  # fields of the setting that were not recorded, and have their default
 
     def clocks_at(self, seconds: float) -> int:
         """Steps completed `seconds` after the start of the run."""
@@ -95,7 +96,9 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
     `traces.parts.scan` does, and ValueError if there is no such run.
     """
     inside = [] if (folder / "trace.json").is_file() else sorted(p.parent for p in folder.rglob("trace.json"))
-    runs = _told_apart([run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)])
+    found = [run for trace in inside or [folder] for run in _runs_in(trace, workload, pattern)]
+    _check_told([run for run, _ in found], f"{workload!r} from {folder}")
+    runs = _told_apart(found)
     if not runs:
         all_runs = [scan(trace, "runs").select(_WORKLOAD).collect() for trace in inside or [folder]]
         known = sorted({one for table in all_runs for one in table["workload"]})
@@ -114,6 +117,26 @@ def recorded_runs(folder: Path, workload: str, pattern: str = "*") -> list[Recor
             "Record each setting as a run of its own, with its seconds and steps (in the table runs, or progress)."
         )
     return runs
+
+
+def left_out(folder: Path, workload: str, pattern: str, found: Sequence[Recorded]) -> int:
+    """How many runs of `workload` with a name like `pattern` are not among those `found` by `recorded_runs`."""
+    traces = [folder] if (folder / "trace.json").is_file() else [p.parent for p in folder.rglob("trace.json")]
+    runs = [scan(trace, "runs").filter(_WORKLOAD.eq(workload)).select("run").collect()["run"] for trace in traces]
+    return sum(is_like(run, pattern) for names in runs for run in names) - len(found)
+
+
+def _check_told(runs: Sequence[Recorded], of: str) -> None:
+    """Raise ValueError where some runs tell a field of their setting, and others do not: these would have its default."""
+    for name in _FIELDS:
+        silent = [run for run in runs if name in run.untold]
+        told = next((run for run in runs if name not in run.untold), None)
+        if silent and told is not None:
+            known, one = getattr(told.setting, name), ", ".join(f"{n} {role}" for role, n in silent[0].setting.options)
+            raise ValueError(
+                f"Cannot replay {of}: {len(silent)} of its runs do not tell {name}, such as that of {one}, and others do, "
+                f"as {known!r}: write it for all of them, or for none, in the table settings."
+            )
 
 
 def _told_apart(runs: list[tuple[Recorded, Mapping[str, Scalar]]]) -> list[Recorded]:
@@ -281,7 +304,9 @@ def _recorded(row: Mapping[str, Any], progress: pl.DataFrame, restart_seconds: f
     course = _course(trained if trained.height else progress, seconds, clocks)
     # An end of which nothing is known must not hide what was known before.
     evaluations = along if along and math.isnan(last.loss) and math.isnan(last.accuracy) else (*along, last)
-    return Recorded(setting, seconds, clocks, evaluations, course, switch, restart_seconds, rate)
+    bounded = setting.policy in BY_STALENESS  # of other policies, the bound has no effect
+    untold = tuple(name for name in _FIELDS if name not in given and (name != "staleness" or bounded))
+    return Recorded(setting, seconds, clocks, evaluations, course, switch, restart_seconds, rate, untold)
 
 
 def _machines(row: Mapping[str, Any], options: Mapping[str, Scalar]) -> float:

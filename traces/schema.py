@@ -124,6 +124,7 @@ _NAME = Column(_TEXT)
 _WORDS = Column(_TEXT, required=False)
 _NUMBER = Column(_FLOAT, required=False)
 _COUNT = Column(_WHOLE, required=False, low=0)
+_NODES = _COUNT._replace(high=100_000)
 _RATE = Column(_FLOAT, required=False, low=0)
 _SHARE = Column(_FLOAT, required=False, low=0, high=1)
 _BRANCH = Column(pl.Int32(), low=0)
@@ -166,9 +167,9 @@ TRACE: dict[str, TableRules] = {
             "run": _NAME,
             "branch": _BRANCH,
             "seconds": _MOMENT,
-            "workers": _COUNT,
-            "servers": _COUNT,
-            "batch_size": _COUNT,  # of one worker's mini-batch
+            "workers": _NODES,
+            "servers": _NODES,
+            "batch_size": _COUNT._replace(high=2**31 - 1),  # of one worker's mini-batch
             "policy": _WORDS,  # bsp, asp, ssp, ...
             "staleness": _COUNT,  # the bound, where the policy has one
             "intra_threads": _COUNT,

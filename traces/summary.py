@@ -9,6 +9,7 @@ import polars as pl
 
 from traces.parts import Origin, manifest, origin, scan
 from traces.schema import TRACE
+from tuners.settings import BY_STALENESS, POLICIES
 
 __all__ = ["TraceSummary", "summarise"]
 
@@ -23,6 +24,8 @@ class TraceSummary:
     runs: dict[str, int]  # number of runs, by table
     iterations: pl.DataFrame  # a row per run: workers, iterations, seconds, per_second, mean_*, idle_share
     impossible: pl.DataFrame  # iterations (run, worker, clock, compute_seconds, since) that computed longer than they took
+    strange: dict[str, int]  # number of settings by policy, for policies that neither calibration nor the simulator knows
+    unbounded: dict[str, int]  # the same, for policies with a bound (`staleness`) that the settings do not tell
 
 
 def summarise(folder: Path) -> TraceSummary:
@@ -35,7 +38,21 @@ def summarise(folder: Path) -> TraceSummary:
     iterations = _iterations(folder)
     if iterations.height:
         rows["iterations"], runs["iterations"] = int(iterations["iterations"].sum()), iterations.height
-    return TraceSummary(origin(folder), manifest(folder) is not None, rows, runs, iterations, _impossible(folder))
+    policies = scan(folder, "settings").select("policy", "staleness").drop_nulls("policy").collect()
+    strange = policies.filter(~pl.col("policy").is_in(POLICIES))
+    unbounded = policies.filter(pl.col("policy").is_in(BY_STALENESS), pl.col("staleness").is_null())
+    return TraceSummary(
+        origin(folder),
+        manifest(folder) is not None,
+        rows,
+        runs,
+        iterations,
+        _impossible(folder),
+        *(
+            {str(name): count for name, count in found["policy"].value_counts().sort("policy").iter_rows()}
+            for found in (strange, unbounded)
+        ),
+    )
 
 
 def _impossible(folder: Path) -> pl.DataFrame:

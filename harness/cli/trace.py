@@ -44,6 +44,15 @@ of your own: a folder with tables in CSV or JSON lines, such as iterations.csv, 
 runs.csv. A log and tables are converted to a trace. A trace is converted to a trace with few
 large parts or, with --csv, to a folder of CSV files, which are tables as you may write them."""
 
+_STRANGE = (
+    "calibration does not know the policy {}, and leaves its settings out: write bsp where all workers wait for each other, "
+    "asp where none waits, ssp with its bound in the column staleness. Tables of recorded runs may have any name."
+)
+_UNBOUNDED = (
+    "calibration leaves out settings that do not tell the bound of their policy, as those of {} here: write it in the "
+    "column staleness."
+)
+
 TRACE_HELP = "folder of a trace, or shipped:NAME"
 _Adder = Callable[..., argparse.ArgumentParser]
 
@@ -260,6 +269,10 @@ def _described(summary: TraceSummary) -> str:
             f"note: {count} cannot have computed as long as the trace says. The first: run {run!r}, worker {worker}, clock "
             f"{clock}: {computed:.4g} s, within {since:.4g} s since the worker's push before. Leave out wrong times."
         )
+    for policies, why in ((summary.strange, _STRANGE), (summary.unbounded, _UNBOUNDED)):
+        if policies:
+            told = ", ".join(f"{name!r} ({_counted(count, 'setting')})" for name, count in policies.items())
+            lines.append(f"note: {why.format(told)}")
     return "\n".join(lines)
 
 

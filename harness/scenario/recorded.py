@@ -49,6 +49,11 @@ def check_target(scenario: Scenario, table: RecordedTable) -> None:
     """Raise ValueError where no run says what the target is about: it could never be reached."""
     metric = scenario.target.metric
     runs = _runs_of(scenario, table)
+    if (metric == "samples" or table.samples) and (silent := sum("batch_size" in run.untold for run in runs)):
+        raise ValueError(
+            f"metric: {silent} of {len(runs)} recorded runs do not tell batch_size, so samples cannot be counted; write it "
+            "in the table settings, or count clocks, and leave out samples under [recorded]."
+        )
     if metric == "clocks" and scenario.target.value > (most := max(run.clocks for run in runs)):
         raise ValueError(f"value: no recorded run has {scenario.target.value:g} steps; give at most {most}.")
     if scenario.target.counts:
@@ -73,14 +78,20 @@ def system(scenario: Scenario, table: RecordedTable, seed: int, start: Setting |
 
 def show(scenario: Scenario, table: RecordedTable) -> str:
     """The scenario's file under a comment that summarises the recorded runs."""
-    from traces.recorded_runs import change_seconds
+    from traces.recorded_runs import change_seconds, left_out
+    from traces.shipped import locate
 
     seen, runs = job(scenario, table, 0), _runs_of(scenario, table)
     count, recorded = len(runs), change_seconds(runs)
+    lacking = left_out(locate(table.trace, scenario.origin.parent), table.workload, table.runs, runs)
     values, settings = seen.space.values(seen.start), len(seen.space.recorded)
     said = [
         f"{scenario.name}: {scenario.summary}",
         f"{count} recorded runs under {settings} settings; starts with {', '.join(f'{k} {v}' for k, v in values.items())}",
+        *(
+            [f"left out: {lacking} further runs, without seconds, steps or a setting, or with several settings"]
+            * bool(lacking)
+        ),
         f"free: {', '.join(k.name for k in seen.space.knobs) or 'nothing'}",
         *([] if settings < 2 else [_change(scenario.restart_seconds, recorded)]),
     ]

@@ -74,8 +74,8 @@ def hosts_by_tuner(path: Path) -> pl.DataFrame:
     `path` is the table of a results folder, or of a site with all pages, which has a row per run; or that of an overview,
     which has these sums.
     """
-    if "runs" in pl.scan_csv(path).collect_schema():
-        return pl.read_csv(path)
+    if "runs" in pl.scan_csv(path, glob=False).collect_schema():
+        return pl.read_csv(path, glob=False)
     name = pl.col("tuner").str.split("+").list.first()
     return summed(store.read_host(path).select(name, "machine", "thinking_seconds", "wall_seconds", runs=pl.lit(1)))
 

@@ -35,7 +35,8 @@ In order, where a recording names any of our nodes, each of ours gets what was r
 that the settings of a run name, machines that were probed, and nodes with events. Machines of other names drive none then,
 and a node that was not probed has no episodes. Where all names are others, machines are assigned in their order, in which
 n2 is before n10. Workers have the names of nodes that `node_order` in the run's extras gives to their numbers; without it,
-those of the setting, in the order of numbers.
+those of the setting, in the order of numbers. Where settings have as many workers as were recorded, and name none, and no
+number is 0, the lowest drives our first node.
 
 With ``fitted = true`` nothing is replayed: the conditions are draws from distributions that are fitted to the same run of
 the trace (`simulators.cluster.fitted_conditions`), to see what the replay is worth.
@@ -264,6 +265,7 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
     took = pl.col("compute_seconds")
     timed = timed.sort("run", "worker", "seconds", "clock").with_columns(took / took.median().over(peers))
     found, named, orders = {}, _machines_of_workers(recording), _node_orders(recording)
+    nameless = _workers_without_names(recording)
     for (run,), one in timed.group_by("run", maintain_order=True):
         workers = one.partition_by("worker", maintain_order=True)
         numbers = [int(w["worker"][0]) for w in workers]
@@ -272,6 +274,8 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
         else:
             told = named.get(str(run), ())
             names = [*told] if len(told) == len(workers) else [""] * len(workers)
+            if nameless.get(str(run)) == len(workers) and numbers[0]:  # of workers, from 1 on: not of nodes
+                numbers = [*range(len(workers))]
         found[str(run)] = tuple(
             _WorkerTimes(number, w["compute_seconds"].to_numpy(), name)
             for number, w, name in zip(numbers, workers, names, strict=True)
@@ -280,11 +284,25 @@ def relative_times(recording: ReplayedTrace) -> dict[str, tuple[_WorkerTimes, ..
 
 
 def _machines_of_workers(recording: ReplayedTrace) -> dict[str, tuple[str, ...]]:
-    """By run, the machines of its workers in the order of their numbers, where all settings of the run name the same."""
+    """By run, the machines of its workers in the order of their numbers, where the settings of the run name the same ones,
+    or some of them in the same order."""
     named: dict[str, set[tuple[str, ...]]] = {}
     for run, text in _replayed_rows(recording, "settings", "run", "setting").unique().iter_rows():
         named.setdefault(str(run), set()).add(setting_from(text).workers if text else ())
-    return {run: next(iter(found)) for run, found in named.items() if len(found) == 1}
+    most = {run: max(found, key=len) for run, found in named.items()}
+    return {run: most[run] for run, found in named.items() if all(_in_its_order(part, most[run]) for part in found)}
+
+
+def _in_its_order(part: Sequence[str], whole: Sequence[str]) -> bool:
+    """Whether `part` is some of `whole`, in the same order; an empty one, which names none, is not."""
+    return bool(part) and [name for name in whole if name in part] == [*part]
+
+
+def _workers_without_names(recording: ReplayedTrace) -> dict[str, int]:
+    """By run, the most workers of its settings, where none of these names its nodes."""
+    settings = _replayed_rows(recording, "settings", "run", "workers", "setting")
+    each = settings.group_by("run").agg(pl.col("workers").max(), named=pl.col("setting").is_not_null().any())
+    return dict(each.filter(~pl.col("named")).drop_nulls("workers").select("run", "workers").iter_rows())
 
 
 def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFrame:

@@ -41,7 +41,7 @@ from simulators.engine.job_state import (
 )
 from simulators.engine.lanes import anywhere
 from simulators.engine.learning import Learned, Released, TrainingData
-from simulators.engine.one_function import IN_ONE_FUNCTION, as_one, decides_apart, gradients_as_one, large_as_one, marked
+from simulators.engine.one_function import as_one, decides_apart, gradients_as_one, large_as_one, marked, told_xla
 from simulators.programs.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
 
@@ -73,11 +73,11 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
-def _options(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
-    return IN_ONE_FUNCTION if gradients_as_one(program, data, inputs, state.learned) else {}
+def _told_xla(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
+    return told_xla(program, data, inputs, state.learned)
 
 
-@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=_options)
+@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=_told_xla)
 def advance(
     program: Program,
     data: TrainingData,

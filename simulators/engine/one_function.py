@@ -17,15 +17,22 @@ from simulators.engine.learning import Learned, TrainingData
 from simulators.engine.links.network import Proportions
 from tuners.actions import Push
 
-__all__ = ["IN_ONE_FUNCTION", "as_one", "decides_apart", "gradients_as_one", "large_as_one", "marked"]
+__all__ = ["as_one", "decides_apart", "gradients_as_one", "large_as_one", "marked", "told_xla"]
 
-IN_ONE_FUNCTION = {"xla_cpu_experimental_ynn_fusion_type": "", "xla_cpu_use_fusion_emitters": False}
-"""For XLA: products of matrices without calls of its library, and kernels without MLIR. One function can have neither."""
+_WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
+_IN_ONE_FUNCTION = _WITHOUT_LIBRARY | {"xla_cpu_use_fusion_emitters": False}
+"""For XLA: products of matrices and large sums without calls of its library, and kernels without MLIR. A function with
+gradients in it can have neither."""
 
 _MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
-_MOST = {"maxmin": 2048, "fifo": 1024, "uneven": 1024, "serial": 1024}
-"""Nodes up to which XLA can make the loop one function. Of more it makes parallel code, which no such function can call."""
-_MOST_NICS = 800  # the same, where each NIC counts
+
+
+def told_xla(program: Program, data: TrainingData, inputs: EngineInputs, learned: Learned | None) -> dict[str, Any]:
+    """What XLA is told for this program alone, so that it can compile as one function what it is asked to."""
+    if gradients_as_one(program, data, inputs, learned):
+        return _IN_ONE_FUNCTION
+    # Also in the plainer form, so that it leaves the same bytes. XLA leaves sums of some 1,100 numbers on to its library.
+    return _WITHOUT_LIBRARY if large_as_one(program._replace(dispatched=False), inputs) else {}
 
 
 def large_as_one(program: Program, inputs: EngineInputs) -> bool:
@@ -35,12 +42,11 @@ def large_as_one(program: Program, inputs: EngineInputs) -> bool:
     By itself it does so up to some bytes (see `simulators.__init__`), because products of matrices are slower there. Asked,
     a push of 240 workers takes half of the time, one of 2,048 a third.
     """
-    nodes = inputs.active.shape[0]
     if program.overlapping:
         # The matrices of `network.maxmin` are products, too; connections are divided in loops of their own.
-        many = isinstance(inputs.usage, Proportions) and not inputs.connections and nodes <= _MOST_NICS
+        many = isinstance(inputs.usage, Proportions) and not inputs.connections
     else:
-        many = _MANY <= nodes <= _MOST[program.discipline]
+        many = inputs.active.shape[0] >= _MANY
     # A policy that probes decides by a network, whose products of matrices no such function can have.
     never = program.lanes or program.probes or program.dispatched
     return many and not never and jax.default_backend() == "cpu"

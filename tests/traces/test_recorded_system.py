@@ -389,6 +389,20 @@ def test_no_two_recorded_settings_are_taken_for_repetitions(tmp_path, made, knob
         assert (system.status, system.now) == ("target", pytest.approx(seconds))
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "policy"), [("batch_size", 32, "asp"), ("learning_rate", 0.1, "asp"), ("staleness", 2, "ssp")]
+)
+def test_a_value_that_only_some_runs_tell_is_no_default(tmp_path, name, value, policy):
+    """Tuners were told a mini-batch of 16 for a run that does not say it. A policy without a bound needs none."""
+    rows = [{"run": r, "seconds": 0, "workers": 2, "servers": 1, "policy": policy} for r in "ab"]
+    rows[1] |= {name: value, "workers": 3}
+    ends = [{"run": r, "workload": "job", "seconds": 100, "steps": 100} for r in "ab"]
+    with pytest.raises(ValueError, match=f"1 of its runs do not tell {name}, such as that of 1 servers, 2 workers, and o"):
+        own_runs(tmp_path / "some", runs=ends, settings=rows)
+    rows[0] |= {"policy": "bsp"} if name == "staleness" else {name: value}
+    assert len(own_runs(tmp_path / "all", runs=ends, settings=rows)) == 2
+
+
 def test_a_setting_that_is_logged_again_is_one_setting(tmp_path):
     """As a program does that logs the setting in each epoch; another setting is a change, and the run is left out."""
     rows = [{"run": r, "seconds": t, "workers": n, "servers": 1} for r, n in (("a", 2), ("b", 2)) for t in (0, 50)]

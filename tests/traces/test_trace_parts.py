@@ -50,6 +50,19 @@ def trace(folder: Path, frame: pl.DataFrame | None = None, part_rows: int = 4) -
     return folder
 
 
+def test_a_folder_with_brackets_is_not_a_pattern(tmp_path):
+    """Of "run[1]", nothing was read, or what was in "run1"; CSV files of it were empty."""
+    other = trace(tmp_path / "run1", iterations(4))
+    folder = trace(tmp_path / "run[1]")
+    assert scan(folder, "iterations").collect().height == 10
+    assert check_trace(folder) == {"runs": 1, "iterations": 10}
+    assert check_trace(other) == {"runs": 1, "iterations": 4}
+    to_few_parts(folder, tmp_path / "few")
+    assert check_trace(tmp_path / "few") == {"runs": 1, "iterations": 10}
+    to_csv(folder, tmp_path / "csv")
+    assert (tmp_path / "csv" / "iterations.csv").read_text().count("\n") == 11
+
+
 def test_a_trace_reads_back_as_written(tmp_path):
     folder = trace(tmp_path / "t")
     back = scan(folder, "iterations").collect()

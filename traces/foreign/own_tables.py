@@ -5,12 +5,15 @@ left out, an empty field, and NaN mean: not recorded. Left out may also be `run`
 then named after the folder; `branch`, which is 0; and the whole table `runs`. Rows may be in the order of workers, with a
 log after the other, as long as the time of each worker does not run backwards. Whole numbers may be written as 4.0, as
 programs do whose columns have gaps; policies as TensorFlow calls them (sync, async), which are bsp and asp. Durations that
-are negative by rounding, as differences of times may be, count as 0.
+are negative by rounding, as differences of times may be, count as 0. Names (of runs and nodes) may be any words, such as NA.
+
+Tables that contradict each other or themselves are refused (`traces.foreign.agreement`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,10 @@ import msgspec
 import polars as pl
 
 from traces.convert import atomic_folder
+from traces.foreign.agreement import FIRST_SETTING, NUMBERED, check_agreement
 from traces.foreign.text import json_lines, read_texts, typed
 from traces.parts import Origin, TraceWriter, digest_of
-from traces.plausible import TableRules, check, check_order, check_units, fault
+from traces.plausible import Column, TableRules, check, check_order, check_units, fault
 from traces.schema import TRACE, setting_from
 from tuners.near_names import near_names
 from tuners.settings import POLICIES
@@ -34,10 +38,14 @@ _POLICIES = {name: name for name in POLICIES} | {
 }
 _WAYS_OUT = {  # what to write instead, by column
     "seconds": "give the seconds since the run began",
-    "worker": "number the workers of a run, from 0",
+    "worker": NUMBERED,
     "clock": "number the iterations of each worker, from 0",
 }
+_NAMED = ("workers", "servers")  # numbers of nodes, whose names are in the column `setting`
+_TOLD_TWICE = ("batch_size", "policy", "staleness")  # columns of `settings` that its column `setting` may have, too
 _ROUNDING_SECONDS = 1e-6  # by which a difference of two times may be below 0: a Unix time in a float has steps of 2.4e-7
+_NAME = Column(pl.String())  # the rules of a column with names
+_RENAMED = re.compile(r"_duplicated_\d+$")  # what Polars adds to the name of a second column
 _NOT_RECORDED = ("", "nan", "na", "n/a", "null", "none")
 
 
@@ -68,16 +76,16 @@ def from_tables(path: Path, out: Path, *, made_by: str) -> None:
             raise fault(below[0], said)
     run = (path if path.is_dir() else path.parent).absolute().name
     tables: dict[str, pl.DataFrame] = {}
+    named: dict[str, Path] = {}
     for file in files:
         if file.stem not in TRACE:
             raise fault(file, f"no table of a trace is called {file.stem!r}; {near_names(file.stem, TRACE)}")
         if file.stem in tables:
             raise fault(file, f"there is another file with the table {file.stem}; leave one of them out.")
-        tables[file.stem] = _read(file, file.stem, run)
+        tables[file.stem], named[file.stem] = _read(file, file.stem, run), file
     if not any(frame.height for frame in tables.values()):
         raise fault(path, "its tables have no rows.")
-    _check_runs(tables, path)
-    _check_workers(tables, path)
+    check_agreement(tables, named)
     origin = Origin("own tables", made_by, path.name, inputs=tuple((f.name, digest_of(f.read_bytes())) for f in files))
     with atomic_folder(out) as folder, TraceWriter(folder, origin, part_rows=1 << 20) as writer:
         for name in TRACE:
@@ -89,22 +97,33 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     """A table, complete, in order and checked."""
     rules = TRACE[name]
     if file.suffix.lower() == ".csv":
-        _check_divided(file)
+        _check_lines(file)
     texts = json_lines(file) if file.suffix.lower() == ".jsonl" else read_texts(file, ends=False, full_rows=True)
-    texts = texts.rename({c: c.strip() for c in texts.columns})
-    for column in texts.columns:
+    columns = [_RENAMED.sub("", c.strip()) for c in texts.columns]
+    if twice := [c for c in columns if columns.count(c) > 1]:
+        raise fault(file, "there are two columns of this name; leave one of them out.", column=twice[0])
+    texts.columns = columns
+    # Empty lines at the end, as editors and `echo` leave them. Others are refused: rows are counted in messages.
+    filled = texts.select(pl.any_horizontal(pl.all().str.strip_chars().fill_null("") != "")).to_series().arg_true()
+    texts = texts.head(filled[-1] + 1 if len(filled) else 0)
+    for column in columns:
         if column not in rules.columns:
             raise fault(file, f"{name} has no such column; {_advice(column, rules)}", column=column)
     absent: dict[str, str | None] = {c: None for c in rules.columns if c not in texts.columns}
     absent |= {c: value for c, value in (("run", run), ("branch", "0")) if c in absent}
     for column in absent:
         if rules.columns[column].required and absent[column] is None:
-            way_out = f": {_WAYS_OUT[column]}" if column in _WAYS_OUT else ""
+            way_out = FIRST_SETTING if (name, column) == ("settings", "seconds") else _WAYS_OUT.get(column, "")
+            way_out = f": {way_out}" if way_out else ""
             raise fault(file, f"the column is missing, and every row of {name} needs it{way_out}.", column=column)
-    plain = pl.all().str.strip_chars()
-    recorded = texts.with_columns(
-        pl.when(plain.str.to_lowercase().is_in(_NOT_RECORDED)).then(None).otherwise(plain).name.keep()
-    ).with_columns(_plain_words(texts.columns, rules))
+    plain = pl.col(pl.String).str.strip_chars()
+    names = [c for c in columns if rules.columns[c] == _NAME]  # a run may be called "none"
+    recorded = texts.with_columns(plain).with_columns(
+        pl.when(pl.col(c).str.to_lowercase().is_in(_NOT_RECORDED)).then(None).otherwise(pl.col(c)).alias(c)
+        for c in columns
+        if c not in names
+    )
+    recorded = recorded.with_columns(_plain_words(columns, rules))
     whole = recorded.with_columns(pl.lit(value, pl.String).alias(c) for c, value in absent.items()).select(
         list(rules.columns)
     )
@@ -112,6 +131,8 @@ def _read(file: Path, name: str, run: str) -> pl.DataFrame:
     for column, parse in _PARSERS.items():
         if column in frame.columns:
             _check_parsed(frame[column], parse, file)
+    if name == "settings":
+        frame = _with_named(frame, file)
     if name == "iterations":
         check_order(frame, rules._replace(by=("run", "branch", "worker")), file)
         # One log may follow the other; the numbers of rows in messages are those of the file until here.
@@ -143,10 +164,13 @@ def _plain_words(columns: Sequence[str], rules: TableRules) -> list[pl.Expr]:
     return [pl.col(c).str.replace(r"\.0+$", "") for c in numbers] + [named] * ("policy" in columns)
 
 
-def _check_divided(file: Path) -> None:
-    """Raise TraceError where the names in the first line are divided by something else than commas."""
+def _check_lines(file: Path) -> None:
+    """Raise TraceError where lines of a CSV file have other ends, or the names in the first one are divided by something
+    else than commas."""
     with file.open("rb") as opened:
         head = opened.readline(1 << 16)
+    if b"\r" in head.rstrip(b"\r\n"):
+        raise fault(file, "its lines end with a carriage return alone: end them with a newline.")
     for mark, word in ((b";", "semicolons"), (b"\t", "tabs")):
         if mark in head and b"," not in head:
             said = f"its fields are divided by {word}: divide them by commas, and write numbers with a point, as in 0.25."
@@ -183,34 +207,21 @@ def _check_parsed(column: pl.Series, parse: Callable[[str], Any], file: Path) ->
             raise fault(file, f"{text[:80]!r} is not {form}.", row=row, column=column.name) from None
 
 
-def _check_workers(tables: dict[str, pl.DataFrame], path: Path) -> None:
-    """Refuse a run with iterations of more workers than its settings ever have. Numbers are names: they may have gaps."""
-    if "settings" not in tables or "iterations" not in tables:
-        return
-    most = tables["settings"].group_by("run").agg(most=pl.col("workers").max(), named=pl.col("setting").is_not_null().any())
-    found = tables["iterations"].group_by("run", maintain_order=True).agg(pl.col("worker").unique().sort())
-    both = found.join(most.filter(~pl.col("named")), on="run", maintain_order="left")  # a named node may be a worker later
-    for run, workers, limit in (
-        both.select("run", "worker", "most").filter(pl.col("worker").list.len() > pl.col("most")).rows()
-    ):
-        raise fault(
-            path,
-            f"run {run!r} has iterations of {len(workers)} workers (the last one is {workers[-1]}), and at most {limit} "
-            f"workers in settings: {_WAYS_OUT['worker']}; one that replaces another takes its number.",
-        )
+def _with_named(settings: pl.DataFrame, file: Path) -> pl.DataFrame:
+    """The settings with what their column `setting` tells, where other columns are for it and have no value: numbers of
+    workers and servers, the policy and its bound, the batch size.
 
-
-def _check_runs(tables: dict[str, pl.DataFrame], path: Path) -> None:
-    """Give runs that are in no table `runs` a row of their own, where there is no such table; else refuse them."""
-    named = {name: frame["run"].unique(maintain_order=True) for name, frame in tables.items()}
-    if "runs" in tables:
-        known = set(named["runs"])
-        for name, found in named.items():
-            if missing := [run for run in found if run not in known]:
-                raise fault(path, f"the run {missing[0]!r} of {name} is not in runs.")
-    else:
-        every = dict.fromkeys(run for found in named.values() for run in found)
-        schema = TRACE["runs"].schema
-        tables["runs"] = pl.DataFrame({"run": list(every)}).select(
-            pl.col(c) if c == "run" else pl.lit(None, kind).alias(c) for c, kind in schema.items()
-        )
+    Raises TraceError where both have a value, and these differ.
+    """
+    filled = {column: settings[column].to_list() for column in (*_NAMED, *_TOLD_TWICE)}
+    for row, text in enumerate(settings["setting"]):
+        whole: dict[str, Any] = {} if text is None else json.loads(text)
+        told = {role: len(whole[role]) for role in _NAMED if role in whole}
+        told |= {column: whole[column] for column in _TOLD_TWICE if column in whole}
+        for column, value in told.items():
+            given, of = filled[column][row], f" ({', '.join(whole[column])})" if column in _NAMED else ""
+            if given not in (None, value):
+                said = f"it is {given}, and {value}{of} in the column setting; correct one of them."
+                raise fault(file, said, row=row, column=column)
+            filled[column][row] = value
+    return settings.with_columns(pl.Series(name, of, settings.schema[name]) for name, of in filled.items())

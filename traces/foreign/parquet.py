@@ -71,7 +71,7 @@ def _main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     path, names, most_rows = Path(arguments[0]), json.loads(arguments[1]), int(arguments[2])
     try:
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(path, glob=False)
         has = lazy.collect_schema().names()
         missing = [name for name in names if name not in has]
         if missing:
@@ -79,7 +79,7 @@ def _main(arguments: list[str]) -> int:
         rows = lazy.select(pl.len()).collect().item()
         if rows > most_rows:
             return _say(f"it has {rows} rows, and more than {most_rows} are not read.")
-        frame = pl.read_parquet(path, columns=names)
+        frame = pl.read_parquet(path, columns=names, glob=False)
     except Exception as error:
         return _say(f"it is damaged, cut short, or no Parquet file ({str(error).splitlines()[0][:200]}).")
     out = io.BytesIO()

@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import polars as pl
@@ -84,7 +84,7 @@ def json_lines(path: Path) -> pl.DataFrame:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise fault(path, f"it is no JSON ({error}).", row=number) from None
         if not isinstance(found, dict):
@@ -96,6 +96,15 @@ def json_lines(path: Path) -> pl.DataFrame:
     if len(names) > _MOST_COLUMNS:
         raise fault(path, f"it has more than {_MOST_COLUMNS} columns.")
     return pl.DataFrame({name: [row.get(name) for row in rows] for name in names}, schema=dict.fromkeys(names, pl.String()))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs. Raises ValueError for a key that is there twice, of which Python would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------ CSV
@@ -173,12 +182,14 @@ def _of_kind(name: str, kind: pl.DataType) -> pl.Expr:
 def _check_text(data: bytes, path: Path) -> None:
     """Raise TraceError unless `data` is text in UTF-8."""
     if (at := data.find(b"\0")) >= 0:
-        raise fault(path, "it holds a zero byte, and is no text.", row=data.count(b"\n", 0, at))
+        raise fault(path, "it holds a zero byte, and is no text in UTF-8: save it as such.", row=data.count(b"\n", 0, at))
     if not data.isascii():
         try:
             data.decode()
         except UnicodeDecodeError as error:
-            raise fault(path, f"byte {error.start} is no text in UTF-8.", row=data.count(b"\n", 0, error.start)) from None
+            raise fault(
+                path, f"byte {error.start} is no text in UTF-8: save it as such.", row=data.count(b"\n", 0, error.start)
+            ) from None
 
 
 def _check_full(data: bytes, path: Path, header: bool) -> None:

@@ -14,10 +14,11 @@ import polars as pl
 from simulators.calibration.recorded.row import Row
 from traces.schema import NODE_ORDER, setting_from, worker_numbers
 from tuners.actions import Setting
-from tuners.settings import OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
+from tuners.settings import BY_STALENESS, OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
 
-__all__ = ["batch_sizes_of", "moments", "numbers_of", "row_of", "settings_of", "told_of"]
+__all__ = ["batch_sizes_of", "first_of", "moments", "numbers_of", "row_of", "settings_of", "told_of"]
 
+_NAMED = 4  # workers, runs or settings that a note names, at most
 _ROUNDING = 1e-6  # a smaller difference of shares is none
 _NOT_IN_ROWS: dict[str, Any] = {
     "local_steps": 1,
@@ -62,6 +63,8 @@ def settings_of(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple
             "or when"
         )
     given = tables["settings"].unique(maintain_order=True).with_row_index("given")
+    if given.height and (unset := _timed_runs(tables) - {*given["run"]}):
+        caveats.append(f"{len(unset)} runs with times have no row in settings, and are left out: {first_of(sorted(unset))}")
     made = given.filter(pl.col("workers") >= 1, pl.col("servers") >= 1)
     if made.height < given.height:
         missing = given.height - made.height
@@ -74,6 +77,14 @@ def settings_of(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple
             "if it is one of these"
         )
         made = made.filter(~pl.col("policy").fill_null("asp").is_in(strange.implode()))
+    # A bound that is not told is not 0: with that, all workers wait for each other.
+    boundless = pl.col("policy").is_in(BY_STALENESS) & pl.col("staleness").is_null()
+    if len(unbounded := made.filter(boundless)["policy"]):
+        caveats.append(
+            f"{len(unbounded)} settings of the policy {', '.join(sorted(set(unbounded)))} are left out: they do not tell "
+            "its bound; write it in the column staleness"
+        )
+        made = made.filter(~boundless.fill_null(value=False))
     made = _modelled(made, caveats)
     made = made.filter(~pl.col("run").is_in(slowed)).join(runs, on="run", how="left", maintain_order="left")
     settings = made.to_dicts()
@@ -101,6 +112,20 @@ def settings_of(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple
     left_out = given.filter(~pl.col("given").is_in(made["given"].implode()))
     made = made.sort("run", "branch", "seconds", maintain_order=True).with_row_index("segment")
     return made.with_columns(usual_nic=pl.lit(usual, pl.Float64)), left_out
+
+
+def _timed_runs(tables: Mapping[str, pl.DataFrame]) -> set[str]:
+    """The names of runs with times that would make a row."""
+    runs = tables["runs"]
+    whole = [pl.col(c) > 0 for c in ("seconds", "samples_per_second") if c in runs.columns]
+    timed = set(runs.filter(pl.any_horizontal(whole))["run"]) if whole else set[str]()
+    return timed | {run for name in ("iterations", "progress") if name in tables for run in tables[name]["run"].unique()}
+
+
+def first_of(told: Sequence[str]) -> str:
+    """The first of what a note names, and how many more there are."""
+    more = f", and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return ", ".join(told[:_NAMED]) + more
 
 
 def moments(settings: pl.DataFrame, left_out: pl.DataFrame, **more: str) -> pl.DataFrame:

@@ -51,7 +51,7 @@ def read_tables(tables: Mapping[str, pl.DataFrame], source: str = "", wanted: Se
     other units than the cycle.
     """
     if source in _NO_RATES:
-        raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}.")
+        raise ValueError(f"Cannot calibrate to {source}: {_NO_RATES[source]}; use it as a table of recorded runs.")
     caveats: list[str] = []
     tables = wanted.of_runs(tables)
     settings, left_out = settings_of(tables, caveats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from simulators.calibration.recorded.recorded_settings import moments
+from simulators.calibration.recorded.recorded_settings import first_of, moments
 from simulators.calibration.recorded.selection import Selection
 
-__all__ = ["FEW", "FEWEST", "RARE", "SYNCHRONOUS", "Segment", "first_of", "segments_of", "variance_of"]
+__all__ = ["FEW", "FEWEST", "RARE", "SYNCHRONOUS", "Segment", "segments_of", "variance_of"]
 
 SYNCHRONOUS = ("bsp",)
 """Policies under which all workers wait for each other."""
@@ -28,10 +28,12 @@ FEW = 5
 """Events of which a rate is told: of fewer, its standard error is half of it or more (Poisson)."""
 
 _WARM_UP = 0.2  # share at the start of a segment that is left out, while workers fall out of step
-_NAMED = 4  # workers or settings that a note names, at most
 _SILENT = 3.0  # times its longest time between two pushes, for which a worker is silent before its first or after its last
 _ENDED = 0.05  # share of a segment in which not all workers push, in its middle or at its end, that is left out
 _UNSTEADY = 0.1  # difference of the logarithms of early and late cycles, from which it is told
+_MOSTLY = 0.5  # share of a worker's clocks that others have, too, from which they are its own numbers
+_ALL = 1.1  # numbers over rows, from which some of a job's steps have no row
+_UNEVEN = 0.1  # difference of pushes of workers that wait for each other, over the most, from which it is told
 _BY_CHANCE = 0.01  # chance that any setting of a recording is told to be so although its cycles are steady
 
 
@@ -76,6 +78,7 @@ class Segment(NamedTuple):
     setting: dict[str, Any]  # its row in the table of settings
     pushes: pl.DataFrame  # with the one before them, whose time is the beginning
     branches: int  # of the run; those of several share its seconds
+    pushing: int  # number of workers that push
     lacking: int  # number of pushes that have no row
     all_pushes: int  # number of pushes under the setting, warm-up included
     all_seconds: float  # from the first to the last of these
@@ -104,12 +107,6 @@ def variance_of(cycles: NDArray[np.float64]) -> tuple[float, int]:
     return size * float(means.var(ddof=1)) / float(cycles.mean()) ** 2, len(means)
 
 
-def first_of(told: Sequence[str]) -> str:
-    """The first of what a note names, and how many more there are."""
-    more = f", and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    return ", ".join(told[:_NAMED]) + more
-
-
 def segments_of(
     tables: Mapping[str, pl.DataFrame],
     settings: pl.DataFrame,
@@ -127,10 +124,11 @@ def segments_of(
     branches = dict(iterations.group_by("run").agg(pl.col("branch").n_unique()).iter_rows())
     chosen = {s["segment"]: s for s in settings.to_dicts() if wanted.has(s)}
     parts = list(_parts(iterations, moments(settings, left_out), chosen, caveats))
-    odd = _Odd(set(), [], [], [], [])
+    odd = _Odd(set(), [], [], [], [], [], [])
+    sampled = _sampled(iterations)
     split = [
-        _segment(setting, pushes, stops, branches[setting["run"]], odd)
-        for (setting, pushes), stops in zip(parts, _rare_stops(parts, branches), strict=True)
+        _segment(setting, pushes, stops, branches[setting["run"]], setting["run"] in sampled, odd)
+        for (setting, pushes), stops in zip(parts, _rare_stops(parts, branches, sampled), strict=True)
     ]
     found = [segment for segment in split if segment is not None]
     short = {s["segment"] for s, _ in parts} - odd.crowded - {s.setting["segment"] for s in found}
@@ -168,12 +166,20 @@ class _Odd(NamedTuple):
     gaps: list[float]  # part of the iterations that has no row, of each setting in which some have none
     partly: list[str]  # the time in which all workers push, of each setting in which some begin late or end early
     stopped: list[str]  # how long a worker stood still, of each setting in which one did
+    unclear: list[str]  # the run of each setting of which it is not clear whether rows are missing
+    uneven: list[str]  # how often workers pushed, of each setting with a barrier in which that differs
 
 
 def _segment(
-    setting: dict[str, Any], pushes: pl.DataFrame, stops: Sequence[tuple[float, float]], branches: int, odd: _Odd
+    setting: dict[str, Any],
+    pushes: pl.DataFrame,
+    stops: Sequence[tuple[float, float]],
+    branches: int,
+    sampled: bool,
+    odd: _Odd,
 ) -> Segment | None:
-    """The segment of a setting's pushes; None where they are too few, or of more workers than the setting has."""
+    """The segment of a setting's pushes; None where they are too few, or of more workers than the setting has. `sampled` as
+    in `_sampled`, of its run."""
     if stops:
         odd.stopped.append(f"{setting['run']} for {max(high - low for low, high in stops):.3g} s")
         pushes = _between(pushes, stops)
@@ -191,11 +197,16 @@ def _segment(
         odd.quiet.append(setting["run"])
     first = max(1, int(_WARM_UP * cycles)) * each
     kept = pushes.slice(first - 1, (cycles * each) - first + 1)
-    absent, lacking = (_not_recorded(part) if alone else 0 for part in (pushes, kept.slice(1)))
+    absent, lacking = (_not_recorded(part, sampled) if alone else 0 for part in (pushes, kept.slice(1)))
+    if alone and not absent and _are_unclear(pushes, sampled):
+        odd.unclear.append(setting["run"])
+    counts = kept["worker"].value_counts()["count"].sort().to_list()
+    if alone and not absent and setting["policy"] in SYNCHRONOUS and counts[-1] - counts[0] > max(1.0, _UNEVEN * counts[-1]):
+        odd.uneven.append(f"{setting['run']} {counts[0]} and {counts[-1]} times")
     if absent:
         odd.gaps.append(absent / (pushes.height + absent))
     seconds = float(pushes["seconds"][-1] - pushes["seconds"][0])
-    return Segment(setting, kept, branches, lacking, pushes.height + absent, seconds)
+    return Segment(setting, kept, branches, pushing, lacking, pushes.height + absent, seconds)
 
 
 def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> Iterator[str]:
@@ -207,6 +218,17 @@ def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> I
         yield (
             f"in {len(odd.gaps)} settings some iterations have no row, {median(odd.gaps):.1%} in the median, by the numbers "
             "of the others: cycles are counted with them"
+        )
+    if odd.unclear:
+        yield (
+            f"in {len(odd.unclear)} settings clocks count neither each worker's iterations nor those of all together: "
+            f"{first_of(sorted({*odd.unclear}))}; every iteration is taken to have a row: if only some do, cycles are "
+            "shorter; number the iterations of each worker, from 0"
+        )
+    if odd.uneven:
+        yield (
+            f"in {len(odd.uneven)} settings of {' or '.join(SYNCHRONOUS)} some workers pushed more often than others: "
+            f"{first_of(odd.uneven)}; do they wait for each other? If none waits, the policy is asp"
         )
     if odd.partly:
         yield (
@@ -228,7 +250,10 @@ def _notes(odd: _Odd, found: Sequence[Segment], *, short: int, silent: int) -> I
     if silent:
         yield f"{silent} runs are left out: they have no iterations, and others have; calibrate to them alone"
     if odd.quiet:
-        yield f"in {len(odd.quiet)} settings fewer workers pushed than they have: was one lost, or is it not recorded?"
+        yield (
+            f"in {len(odd.quiet)} settings fewer workers pushed than they have: cycles are those of the ones that did; was "
+            "one lost, or is it not recorded?"
+        )
 
 
 class _Drift(NamedTuple):
@@ -270,14 +295,33 @@ def _drift(segment: Segment) -> _Drift | None:
     return _Drift(segment.setting["run"], float(early.mean()), float(late.mean()), varies, counts, batches, segment.barrier)
 
 
-def _not_recorded(pushes: pl.DataFrame) -> int:
+def _sampled(iterations: pl.DataFrame) -> set[str]:
+    """The runs whose clocks number each worker's own iterations although they mostly do not follow each other, as where
+    every tenth was logged: workers have the same clocks. Numbers of the job's steps are of one worker each."""
+    crowd = pl.col("worker").n_unique()
+    shared = iterations.select("run", "worker", "clock", both=crowd.over("run", "clock") > 1)
+    each = shared.group_by("run", "worker").agg(pl.col("both").mean())
+    runs = each.group_by("run").agg(most=pl.col("both").max(), workers=pl.len())
+    return {*runs.filter((pl.col("workers") == 1) | (pl.col("most") > _MOSTLY))["run"]}
+
+
+def _not_recorded(pushes: pl.DataFrame, sampled: bool) -> int:
     """How many pushes between the first and the last of each worker have no row, by the gaps in a worker's clocks.
 
-    0 of a worker whose clocks mostly do not follow each other: they are numbers of the job's steps, then.
+    0 of a worker whose clocks mostly do not follow each other, unless its run is `sampled`: they are numbers of the job's
+    steps, then.
     """
     apart = pl.col("clock").diff().drop_nulls()
     each = pushes.group_by("worker").agg(missing=(apart - 1).sum(), usual=apart.median(), least=apart.min())
-    return int(each.filter(pl.col("usual") == 1, pl.col("least") >= 1)["missing"].sum())
+    return int(each.filter((pl.col("usual") == 1) | sampled, pl.col("least") >= 1)["missing"].sum())
+
+
+def _are_unclear(pushes: pl.DataFrame, sampled: bool) -> bool:
+    """Whether clocks are numbered neither for each worker, one after the other, nor for all workers together: then nobody
+    knows how many iterations have no row."""
+    usual = pushes.group_by("worker").agg(pl.col("clock").diff().drop_nulls().median())["clock"]
+    numbers = int(pushes["clock"].max()) - int(pushes["clock"].min()) + 1  # type: ignore[arg-type]
+    return not sampled and (usual > 1).any() and numbers > _ALL * pushes.height
 
 
 def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
@@ -289,7 +333,7 @@ def _without_late(pushes: pl.DataFrame, workers: int) -> pl.DataFrame:
     return pushes.filter(pl.col("worker").is_in(later.implode())) if len(later) == workers else pushes
 
 
-def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
+def _stops(pushes: pl.DataFrame, sampled: bool) -> list[tuple[float, float]]:
     """From when to when a worker of a segment stood still: a few times between two of its pushes that are far longer than
     all others of it, and a good part of the segment. Those that begin within a cycle are one, as all wait at a barrier or
     for a server, unless each has computed for that long."""
@@ -298,7 +342,7 @@ def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
     for _, own in pushes.group_by("worker", maintain_order=True):
         seconds, clocks = own["seconds"].to_numpy(), np.diff(own["clock"].to_numpy())
         # Where rows are missing, a time is that of several mini-batches.
-        each = np.diff(seconds) / (np.maximum(clocks, 1) if len(clocks) and np.median(clocks) == 1 else 1)
+        each = np.diff(seconds) / (np.maximum(clocks, 1) if len(clocks) and (sampled or np.median(clocks) == 1) else 1)
         longest = np.argsort(-each, kind="stable")[: FEW + 1]
         count = max(
             (k for k, (i, j) in enumerate(pairwise(longest), 1) if each[i] > max(_SILENT * each[j], least)), default=0
@@ -318,11 +362,11 @@ def _stops(pushes: pl.DataFrame) -> list[tuple[float, float]]:
 
 
 def _rare_stops(
-    parts: Sequence[tuple[dict[str, Any], pl.DataFrame]], branches: Mapping[str, int]
+    parts: Sequence[tuple[dict[str, Any], pl.DataFrame]], branches: Mapping[str, int], sampled: Collection[str]
 ) -> list[list[tuple[float, float]]]:
     """The `_stops` of each part, a setting and its pushes; none where they are so many that they are a part of what a cycle
     takes, or where all are within the warm-up."""
-    stops = [_stops(pushes) if branches[setting["run"]] == 1 else [] for setting, pushes in parts]
+    stops = [_stops(of, s["run"] in sampled) if branches[s["run"]] == 1 else [] for s, of in parts]
     # One within the warm-up, which is left out, does not count; but a time without stops must not have it inside.
     warm = [float(pushes["seconds"][int(_WARM_UP * pushes.height)]) for _, pushes in parts]
     counted = [sum(high > over for _, high in of) for of, over in zip(stops, warm, strict=True)]

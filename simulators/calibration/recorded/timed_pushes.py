@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from simulators.calibration.recorded.recorded_settings import batch_sizes_of, numbers_of, row_of, told_of
+from simulators.calibration.recorded.recorded_settings import batch_sizes_of, first_of, numbers_of, row_of, told_of
 from simulators.calibration.recorded.row import Row, WorkerTime
-from simulators.calibration.recorded.segments import FEW, RARE, Segment, first_of, segments_of, variance_of
+from simulators.calibration.recorded.segments import FEW, RARE, Segment, segments_of, variance_of
 from simulators.calibration.recorded.selection import Selection
 from simulators.calibration.recorded.speeds import on_machines, with_speeds
 from simulators.calibration.recorded.stragglers import ERROR_OF_MEDIAN, Sleeper, sleepers
@@ -85,7 +85,7 @@ def _rows(segments: Sequence[Segment], slow: Mapping[tuple[str, int], Sleeper]) 
         times = {name: float(pushes[name].mean()) for name in _PARTS if pushes[name].null_count() < pushes.height}  # type: ignore[arg-type]
         seconds = float(segment.pushes["seconds"][-1] - segment.pushes["seconds"][0])
         count = pushes.height + segment.lacking
-        cycle = setting["workers"] * seconds / count
+        cycle = segment.pushing * seconds / count  # other workers were lost, or are not recorded
         if segment.lacking and pushes["worker"].n_unique() == setting["workers"]:
             cycle = _cycle_by_clocks(segment.pushes) or cycle
         if segment.branches > 1 and len(times) == len(_PARTS):  # the segment's seconds include other branches
@@ -93,7 +93,7 @@ def _rows(segments: Sequence[Segment], slow: Mapping[tuple[str, int], Sleeper]) 
             cycle = len(by_worker) / float((1 / by_worker).sum())
         parts = {name: times[name] for name in _PARTS[:3] if name in times}
         whole: dict[str, Any] = {}
-        if segment.branches == 1:
+        if segment.branches == 1 and segment.pushing == setting["workers"]:
             whole = {"all_seconds": segment.all_seconds, "all_pushes": segment.all_pushes}
         # A straggler's sleep is not a matter of its speed.
         numbers = numbers_of(setting)

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from simulators.calibration.recorded.recorded_settings import moments, row_of
+from simulators.calibration.recorded.recorded_settings import first_of, moments, row_of
 from simulators.calibration.recorded.row import Row
 from simulators.calibration.recorded.segments import FEWEST, SYNCHRONOUS
 from simulators.calibration.recorded.selection import Selection
@@ -31,8 +31,13 @@ def rows_of_totals(
     `settings` and `left_out` are as `settings_of` returns them; notes are added to `caveats`.
     """
     progress = tables.get("progress")
-    rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out))
-    if rates.height:
+    rates = pl.DataFrame() if progress is None else wanted.among(_rates(progress, settings, left_out, caveats))
+    if progress is not None and rates.height:
+        if silent := {*wanted.among(settings)["run"]} - {*progress["run"]}:
+            caveats.append(
+                f"{len(silent)} runs are left out: they have no progress, and others have; calibrate to them alone: "
+                f"{first_of(sorted(silent))}"
+            )
         return list(_rows_of_progress(rates))
     alone = settings.filter(~pl.col("run").is_duplicated(), ~pl.col("run").is_in(left_out["run"].implode()))
     if several := settings["run"].n_unique() - alone.height:
@@ -46,7 +51,7 @@ def rows_of_totals(
     return list(_rows_of_runs(tables, wanted.among(alone)))
 
 
-def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame) -> pl.DataFrame:
+def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFrame, caveats: list[str]) -> pl.DataFrame:
     """Steps and seconds under each setting, summed over the intervals between two records under the same setting.
 
     An interval counts as a pause or switch, and is left out, if a step takes over three times the median; in asynchronous
@@ -72,7 +77,13 @@ def _rates(progress: pl.DataFrame, settings: pl.DataFrame, left_out: pl.DataFram
     steady = pl.col("mode").is_in(SYNCHRONOUS) | (pl.col("took") > 60) | (pl.col("done") >= _STEADY * pl.col("crew"))
     long = (each > 3 * each.median().over("segment")) & steady
     sums = within.filter(~long).group_by("segment", maintain_order=True).agg(pl.col("done", "took").sum(), pl.len())
-    return settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= FEWEST)
+    found = settings.join(sums, on="segment", how="inner", maintain_order="left").filter(pl.col("len") >= FEWEST)
+    if few := {*progress["run"]} & {*settings["run"]} - {*found["run"]}:
+        caveats.append(
+            f"{len(few)} runs are left out: of no setting of theirs does progress have {FEWEST} intervals between records "
+            f"after its beginning: {first_of(sorted(few))}"
+        )
+    return found
 
 
 def _rows_of_progress(rates: pl.DataFrame) -> Iterator[Row]:

@@ -90,6 +90,26 @@ def test_runs_whose_workload_is_not_recorded_are_called_unnamed(tmp_path):
         load(scenario(tmp_path, text.replace("unnamed", "resnet")))
 
 
+def test_samples_of_runs_without_a_batch_size_are_not_counted(tmp_path):
+    """They were counted with 16, a default, by the target and by tuners that count epochs."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/settings.csv").write_text(
+        "run,seconds,workers,servers,policy\na,0,3,1,asp\nb,0,2,1,asp\nc,9,2,1,asp\n"
+    )
+    (tmp_path / "logs/runs.csv").write_text("run,seconds,steps\na,60,600\nb,60,400\nc,,\nd,60,600\n")
+    own_trace(tmp_path / "logs", tmp_path / "t", made_by="test")
+    text = (
+        'summary = "Mine"\n[recorded]\ntrace = "t"\nworkload = "unnamed"\n'
+        '[target]\nmetric = "clocks"\nvalue = 400\n[budget]\nseconds = 200\n'
+    )
+    said = show(load(scenario(tmp_path, text)))
+    assert "# left out: 2 further runs, without seconds, steps or a setting, or with several settings\n" in said
+    counts = text.replace('"clocks"', '"samples"'), text.replace("[target]", "samples = 1000\n[target]")
+    for counting in counts:
+        with pytest.raises(ValueError, match="metric: 2 of 2 recorded runs do not tell batch_size, so samples cannot be"):
+            load(scenario(tmp_path, counting))
+
+
 def test_a_count_of_steps_that_no_run_has_is_refused(folder):
     most = max(run.clocks for run in recorded_runs(folder / "t", "cnn"))
     counting = TEXT[: TEXT.index("metric")] + f'metric = "clocks"\nvalue = {most}\n' + TEXT[TEXT.index("[budget]") :]

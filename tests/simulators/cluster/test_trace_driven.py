@@ -604,6 +604,36 @@ def test_one_trace_drives_every_role_that_it_has_data_for(tmp_path, traces):
         check_replay(replaying(all=empty))
 
 
+def test_in_order_workers_keep_their_machines_where_some_of_them_leave(tmp_path):
+    """Of a log that numbers workers from 1, and in which b leaves, c drove d, which was none of its workers."""
+    settings = {
+        "run": ["r"] * 2,
+        "seconds": [0.0, 9.0],
+        "setting": [setting_text(start(workers=w, servers=("e",))) for w in (("a", "b", "c"), ("a", "c"))],
+    }
+    times = {"worker": np.repeat((1, 2, 3), 2), "clock": [0, 1] * 3, "compute_seconds": [1.0, 1.0, 2.0, 2.0, 6.0, 6.0]}
+    iterations = pl.DataFrame(times, schema_overrides={"worker": pl.Int32, "clock": pl.Int32})
+    iterations = iterations.with_columns(run=pl.lit("r"), branch=pl.lit(0, pl.Int32))
+    settings = pl.DataFrame(settings).with_columns(branch=pl.lit(0, pl.Int32))
+    trace = written(tmp_path / "t", iterations=iterations, settings=settings)
+    _, factors = drawn(replaying(compute=ReplayedTrace(trace, **ORDER)))
+    usual = dict(zip(NAMES, np.asarray(factors.values)[:, 0], strict=True))
+    assert [usual[name] for name in "abc"] == pytest.approx([0.5, 1.0, 3.0])
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (1, 2, 3), (1, 2, 4)])
+def test_in_order_workers_without_names_drive_the_first_nodes(tmp_path, numbers):
+    """Of a log that numbers three workers from 1, the slow one drove our server, and the first one two workers."""
+    times = {"worker": np.repeat(numbers, 2), "clock": [0, 1] * 3, "compute_seconds": [1.0, 1.0, 2.0, 2.0, 6.0, 6.0]}
+    iterations = pl.DataFrame(times, schema_overrides={"worker": pl.Int32, "clock": pl.Int32})
+    iterations = iterations.with_columns(run=pl.lit("r"), branch=pl.lit(0, pl.Int32))
+    settings = {"run": ["r"], "seconds": [0.0], "workers": [3], "servers": [1]}
+    settings = pl.DataFrame(settings).with_columns(branch=pl.lit(0, pl.Int32))
+    trace = written(tmp_path / "t", iterations=iterations, settings=settings)
+    _, factors = drawn(replaying(compute=ReplayedTrace(trace, **ORDER)))
+    assert np.asarray(factors.values)[:3, 0].tolist() == pytest.approx([0.5, 1.0, 3.0])
+
+
 def test_compute_times_of_another_batch_size_have_another_usual_time(tmp_path):
     rows = [("r", w, c, 10.0 * c + w, seconds) for w in (0, 1) for c, seconds in enumerate((1.0, 1.0, 4.0, 8.0))]
     names = ["run", "worker", "clock", "seconds", "compute_seconds"]

@@ -8,7 +8,7 @@ import pytest
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.engine.job_state import Records
-from simulators.engine.one_function import decides_apart, gradients_as_one, large_as_one
+from simulators.engine.one_function import decides_apart, gradients_as_one, large_as_one, told_xla
 from simulators.programs import stored_programs
 from simulators.programs.stored_programs import StoredProgram
 from tests.support.marks import slow
@@ -54,6 +54,11 @@ def in_bytes(made):
         slow(policies.asp(), 3, {"discipline": "fifo"}),
         slow(policies.ssp(2), 3, {"discipline": "uneven"}),
         slow(policies.asp(), 3, {"nodes": 70, "both": True}),
+        slow(policies.asp(), 3, {"nodes": 450}),
+        slow(policies.asp(), 1, {"nodes": 2100, "discipline": "fifo"}),
+        slow(policies.ssp(2), 3, {"nodes": 2100, "discipline": "uneven"}),
+        slow(policies.asp(), 3, {"nodes": 4150, "discipline": "serial"}),
+        slow(policies.asp(), 3, {"nodes": 1100, "both": True}),
     ],
     ids=[
         "asp",
@@ -63,6 +68,11 @@ def in_bytes(made):
         "fifo",
         "uneven",
         "all nodes work and serve",
+        "sums by XLA's library, unlike machines",
+        "sums by XLA's library, fifo",
+        "sums by XLA's library, uneven",
+        "sums by XLA's library, serial",
+        "sums by XLA's library, all nodes work and serve",
     ],
 )
 def test_the_same_bytes(policy, kinds, conditions):
@@ -70,7 +80,18 @@ def test_the_same_bytes(policy, kinds, conditions):
     assert large_as_one(of.program, of.inputs)
     text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
     assert text.count("xla_cpu_small_call") == 1
+    loop.advance.compiled(of.program, of.context.data, of.inputs, of.state, np.int32(5), np.float64(9.0), rows=5)
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
+
+
+@pytest.mark.slow
+def test_the_same_times_where_sums_over_flows_are_large():
+    """XLA divides such a sum where it is an operation of its own, so that last digits differ."""
+    of = many(policies.asp(), 3, nodes=1100, flows=True)
+    loop.advance.compiled(of.program, of.context.data, of.inputs, of.state, np.int32(5), np.float64(9.0), rows=5)
+    _, one, _ = advanced(of.program, of)
+    _, apart, _ = advanced(of.program._replace(dispatched=True), of)
+    np.testing.assert_allclose(one, apart, rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -123,6 +144,14 @@ def test_one_function_does_not_sort(policy, kinds, cluster):
 def test_few_nodes_are_not_asked_for():
     few = many(policies.asp(), nodes=120)
     assert not large_as_one(few.program, few.inputs)
+    assert told_xla(few.program, few.context.data, few.inputs, None) == {}
+
+
+def test_of_many_nodes_the_plainer_form_is_told_the_same():
+    of = many(policies.asp())
+    apart = of.program._replace(dispatched=True)
+    one, other = (told_xla(program, of.context.data, of.inputs, None) for program in (of.program, apart))
+    assert one == other != {}
 
 
 def test_what_xla_cannot_compile_is_compiled_in_a_plainer_form(monkeypatch):

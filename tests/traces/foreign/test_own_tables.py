@@ -24,11 +24,15 @@ ITERATIONS = "seconds,worker,clock,compute_seconds,loss\n" + "".join(
 SETTINGS = "seconds,workers,servers,batch_size,policy\n0,2,1,32,asp\n"
 
 
+NAMED = "seconds,workers,servers,policy,batch_size,setting\n0,{},{},{},{},{}\n"
+NODES = '"{""workers"":[""a"",""b""],""servers"":[""c""],""policy"":""asp"",""batch_size"":32}"'
+
+
 def converted(folder: Path, **files: str) -> Path:
     """The trace of a folder `mine` with these files; an underscore stands for the dot of a name."""
     (folder / "mine").mkdir()
     for name, text in files.items():
-        (folder / "mine" / name.replace("_", ".")).write_bytes(text.encode())
+        (folder / "mine" / name.replace("_", ".")).write_bytes(text.encode("latin-1"))
     from_tables(folder / "mine", folder / "trace", made_by="a test")
     return folder / "trace"
 
@@ -60,6 +64,13 @@ def test_logs_of_one_run_need_no_name_no_branch_and_no_order_of_workers(tmp_path
     found = read_tables({table: scan(trace, table).collect() for table in TRACE})
     assert [(row.workers, row.servers, row.policy) for row in found.rows] == [(2, 1, "asp")]
     assert found.rows[0].cycle_seconds == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "  \n", "\r\n\r\n", ",,\n"])
+def test_empty_lines_at_the_end_are_no_rows(tmp_path: Path, end: str) -> None:
+    rows = "".join(f"{c}.5,0,{c}\n" for c in range(5))
+    trace = converted(tmp_path, iterations_csv="seconds,worker,clock\n" + rows + end)
+    assert scan(trace, "iterations").collect()["clock"].to_list() == [0, 1, 2, 3, 4]
 
 
 def test_json_lines_are_tables_too(tmp_path: Path) -> None:
@@ -107,7 +118,10 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"iterations_csv": "seconds,worker,clock\n1,0,0\n2,0,1\n1,0,0\n"},
             "row 3: there is a row with run 'mine', branch 0, worker 0, clock 0, seconds 1.0 already; give each once.",
         ),
-        ({"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"}, "follows later ones; sort the rows by seconds."),
+        (
+            {"iterations_csv": "seconds,worker,clock\n2,0,0\n1,0,1\n"},
+            "later ones; sort the rows by seconds, or correct times where a c",
+        ),
         (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,900\n2,0,1,900\n"},
             "take 1800 s in all, within 1 s (are these milliseconds?).",
@@ -133,11 +147,18 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             "run 'mine' has iterations of 2 workers (the last one is 1), and at most 1 workers in settings: number the",
         ),
         ({"iterations_jsonl": '{"seconds": 1}\n{"sec\n'}, "row 2: it is no JSON"),
+        (
+            {"settings_jsonl": '{"workers": 2, "seconds": 0, "workers": 3}\n'},
+            "row 1: it is no JSON (the key 'workers' is there tw",
+        ),
         ({"iterations_jsonl": "[1]\n"}, "row 1: it is no JSON object"),
         ({"runs_csv": "run,extras\na,zone-a\n"}, "row 1, column 'extras': 'zone-a' is not a JSON object"),
         ({"settings_csv": "seconds,workers,servers,setting\n0,1,1,{}\n"}, "is not a setting as"),
         ({"reconfigurations_csv": "seconds,done\n1,perhaps\n"}, "'perhaps' is no true or false."),
-        ({"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"}, "the run 'b' of settings is not in runs."),
+        (
+            {"runs_csv": "run\na\n", "settings_csv": "run,seconds\nb,0\n"},
+            "settings.csv, column 'run': the run 'b' is not in runs; write its row there, or its name as it is there.",
+        ),
         ({"runs_csv": "run\na\n", "runs_jsonl": '{"run": "a"}\n'}, "there is another file with the table runs"),
         (
             {"settings_csv": SETTINGS, "runs_json": '[{"run": "a"}]'},
@@ -147,7 +168,13 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
             {"settings_csv": SETTINGS, "iterations_csv_gz": "packed"},
             "iterations.csv.gz: it would be left out: write the table as CSV or as JSON lines, iterations.csv or .jsonl.",
         ),
+        ({"settings_csv": "seconds,workers\n0,9000000000\n"}, "'workers': the value is 9000000000, which is above 100000,"),
+        ({"iterations_csv": "seconds,worker,clock\n1,0,0\n\n2,0,1\n"}, "row 2, column 'worker': the value is missing."),
         ({"settings_csv": "seconds,workers\n0,1.5\n"}, "'1.5' is no whole number."),
+        (
+            {"probes_csv": "seconds,node,bandwidth_bytes_per_second\n0,a,8e12\n"},
+            "which is above 1e+12, the most that is plausible (are these bits?).",
+        ),
         (
             {"iterations_csv": "seconds,worker,clock,compute_seconds\n1,0,0,0.25\n\n2,0,1"},
             "iterations.csv, row 3: it has 3 fields, and the first line has 4: is the file cut short?",
@@ -155,6 +182,72 @@ def test_json_lines_are_tables_too(tmp_path: Path) -> None:
         (
             {"runs_csv": 'run,workload,seconds\n"a,b",c,1\n"d,e",f'},
             "row 2: it has 2 fields, and the first line has 3: is the file cut short?",
+        ),
+        (
+            {"settings_csv": "seconds,workers,servers\n0,2,1\n0,2,1\n30,2,1\n30,3,1\n"},
+            "settings.csv, row 4, column 'seconds': run 'mine' has another setting from second 30 on; give the seconds from",
+        ),
+        (
+            {"settings_csv": "workers,servers\n2,1\n"},
+            "needs it: give the seconds from when on a setting holds, 0 for the first of a run.",
+        ),
+        (
+            {"settings_csv": NAMED.format(3, 1, "asp", 32, NODES)},
+            "row 1, column 'workers': it is 3, and 2 (a, b) in the column setting; correct one of them.",
+        ),
+        ({"settings_csv": NAMED.format(2, 2, "", "", NODES)}, "'servers': it is 2, and 1 (c) in the column setting;"),
+        (
+            {"settings_csv": NAMED.format("", "", "sync", "", NODES)},
+            "'policy': it is bsp, and asp in the column setting; correct one of them.",
+        ),
+        ({"settings_csv": NAMED.format(2, 1, "asp", 16, NODES)}, "'batch_size': it is 16, and 32 in the column setting"),
+        (
+            {"settings_csv": SETTINGS.replace("servers", " workers")},
+            "column 'workers': there are two columns of this name; leave one of them out.",
+        ),
+        ({"settings_csv": SETTINGS.replace("servers", "workers")}, "column 'workers': there are two columns of this name"),
+        ({"runs_csv": "run\nA\n", "settings_csv": "run,seconds\na,0\n"}, "or its name as it is there. Did you mean 'A'?"),
+        ({"runs_csv": 'run,seconds\n"",5\n'}, "row 1, column 'run': the value is missing."),
+        (
+            {"iterations_csv": "seconds,worker,clock\r1,0,0\r2,0,1\r"},
+            "iterations.csv: its lines end with a carriage return alone: end them with a newline.",
+        ),
+        (
+            {"settings_csv": SETTINGS.encode("utf-16").decode("latin-1")},
+            "settings.csv, row 1: it holds a zero byte, and is no text in UTF-8: save it as such.",
+        ),
+        ({"runs_csv": "run\nK\u00f6ln\n"}, "byte 5 is no text in UTF-8: save it as such."),
+        (
+            {"runs_csv": 'run,extras\na,"{""nodes"": {""n0"": {""nic_bytes_per_second"": ""1e6""}}}"\n'},
+            "row 1, column 'extras': Expected `float`, got `str`",
+        ),
+        (
+            {"runs_csv": 'run,extras\na,"{""nodes"": {""n0"": {""nic_bytes_per_sec"": 1e6}}}"\n'},
+            "'extras': nobody reads the key 'nic_bytes_per_sec'; did you mean nic_bytes_per_second?",
+        ),
+        (
+            {"runs_csv": 'run,extras\na,"{""node_order"": [""b"", ""a"", ""b""]}"\n'},
+            "'extras': node_order has 'b' twice: give each node once, in the order of their numbers.",
+        ),
+        (
+            {"settings_csv": 'seconds,workers,options\n0,2,"{""batch_sizes"": [32, 16, 8]}"\n'},
+            "row 1, column 'options': batch_sizes is [32, 16, 8]: give 2 whole numbers, each 1 or more, one per worker.",
+        ),
+        (
+            {"settings_csv": 'seconds,servers,options\n0,2,"{""model_shares"": [1.5, -0.5]}"\n'},
+            "'options': model_shares is [1.5, -0.5]: give 2 numbers, none negative, one per server.",
+        ),
+        (
+            {"settings_csv": 'seconds,workers,options\n0,2,"{""batchsizes"": [32, 16]}"\n'},
+            "'options': nobody reads the option 'batchsizes'; did you mean batch_sizes?",
+        ),
+        (
+            {"settings_csv": 'seconds,setting\n0,"{""workers"": [], ""servers"": [], ""local_step"": 2}"\n'},
+            "'setting': a setting has no 'local_step'; did you mean local_steps?",
+        ),
+        (
+            {"settings_csv": SETTINGS, "progress_csv": "seconds,steps,policy\n1,9,sync\n"},
+            "progress.csv, column 'policy': run 'mine' has progress under bsp, and asp in its settings;",
         ),
         (
             {"iterations_csv": "seconds,worker,clock,wait_seconds\n1,0,0,-0.001\n"},
@@ -167,6 +260,65 @@ def test_what_is_no_table_is_refused_and_nothing_is_written(tmp_path: Path, file
         converted(tmp_path, **files)
     assert said in str(refused.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (
+            '[""a"",""b"",""c""]',
+            "worker 2, which is 'c' by node_order in its extras, and no setting has it as a worker (a, b);",
+        ),
+        ('[""a"",""b""]', "worker 2, which is no node by node_order in its extras"),
+    ],
+)
+def test_numbers_from_1_are_not_those_of_other_nodes(tmp_path: Path, order: str, said: str) -> None:
+    """Workers 1 and 2 were taken for the second node and none, or for the second one and a server."""
+    rows = "seconds,worker,clock\n" + "".join(f"{c}.{w},{w},{c}\n" for c in range(5) for w in (1, 2))
+    files = {"iterations_csv": rows, "settings_csv": NAMED.format(2, 1, "asp", 32, NODES)}
+    with pytest.raises(TraceError) as refused:
+        converted(tmp_path, runs_csv=f'run,extras\nmine,"{{""node_order"":{order}}}"\n', **files)
+    assert said in str(refused.value)
+    assert "node_order begins with number 0." in str(refused.value)
+
+
+def test_rows_that_were_sorted_by_a_clock_that_was_set_back_are_refused(tmp_path: Path) -> None:
+    """Cycles were half as long. A job that was started again counts from 0 again, once."""
+    rows = [(c + 1.0, c) for c in range(60)]
+    for name, back, again in (("back", 20.0, False), ("again", 0.0, True)):
+        late = [(t - back * (c > 30), c - 31 * (again and c > 30)) for t, c in rows]
+        text = "seconds,worker,clock\n" + "".join(f"{t},0,{c}\n" for t, c in sorted(late, key=lambda row: row[0]))
+        (tmp_path / name).mkdir()
+        if again:
+            converted(tmp_path / name, iterations_csv=text)
+            continue
+        with pytest.raises(
+            TraceError, match=r"clocks of worker 0 of run 'mine' go back 1\d times while seconds go on: was a"
+        ):
+            converted(tmp_path / name, iterations_csv=text)
+
+
+def test_columns_are_filled_with_what_the_whole_setting_tells(tmp_path: Path) -> None:
+    """Calibration left such settings out, and the conversion had said nothing. What it does not tell stays empty."""
+    trace = converted(tmp_path, settings_csv=f"seconds,setting\n0,{NODES}\n1,\n", iterations_csv=ITERATIONS)
+    columns = ("workers", "servers", "policy", "batch_size", "staleness")
+    assert scan(trace, "settings").select(columns).collect().rows() == [(2, 1, "asp", 32, None), (None,) * 5]
+
+
+def test_a_change_that_took_no_time_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """Our own recorder writes two settings at a second where a tuner changed the first one before the job went on."""
+    settings = SETTINGS + "0,2,1,32,bsp\n"
+    trace = converted(tmp_path, settings_csv=settings, reconfigurations_csv="seconds,total_seconds\n0,0\n")
+    assert scan(trace, "settings").collect()["policy"].to_list() == ["asp", "bsp"]
+
+
+def test_runs_and_nodes_may_be_called_as_what_was_not_recorded(tmp_path: Path) -> None:
+    """NA may be North America. In other columns it means: not recorded."""
+    trace = converted(tmp_path, runs_csv="run,workload,seconds\nNA,NA,5\nnone,cnn,nan\n")
+    assert scan(trace, "runs").select("run", "workload", "seconds").collect().rows() == [
+        ("NA", None, 5.0),
+        ("none", "cnn", None),
+    ]
 
 
 def test_a_table_in_a_folder_of_its_own_is_refused(tmp_path: Path) -> None:
@@ -222,6 +374,18 @@ def test_the_command_says_which_times_are_impossible(tmp_path: Path, capsys: pyt
     assert main(["trace", "convert", str(tmp_path / "iterations.csv"), "--out", str(tmp_path / "one")]) == 0
     said = "note: 1 iteration cannot have computed as long as the trace says. The first: run"
     assert said in capsys.readouterr().out
+
+
+def test_the_command_says_which_policies_calibration_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Calibration was the first to say so. Tables of recorded runs may have any policy, so it is not refused."""
+    policies = ("ssp3", "ssp3", "stale", "ssp", "asp", "")
+    rows = "".join(f"r{i},0,2,1,{policy}\n" for i, policy in enumerate(policies))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.csv").write_text(f"run,seconds,workers,servers,policy\n{rows}")
+    assert main(["trace", "convert", str(tmp_path / "mine"), "--out", str(tmp_path / "t")]) == 0
+    said = capsys.readouterr().out
+    assert "note: calibration does not know the policy 'ssp3' (2 settings), 'stale' (1 setting), and leaves its" in said
+    assert "note: calibration leaves out settings that do not tell the bound of their policy, as those of 'ssp' (1 s" in said
 
 
 def test_the_command_converts_a_folder_or_a_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

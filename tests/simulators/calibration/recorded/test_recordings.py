@@ -103,6 +103,48 @@ def test_iterations_without_a_row_are_counted_by_the_numbers_of_the_others():
     assert not whole.caveats
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_log_of_every_tenth_iteration_has_cycles_of_one(workers):
+    """Cycles were ten times as long, without a word: gaps of ten were taken for numbers of the job's steps. One of the
+    workers is slower, so that numbers are the same at other times."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": workers, "servers": 1, "policy": "asp", "batch_size": 8}]
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": (1 + w) * (i + 1.0)}
+        for w in range(workers)
+        for i in range(0, 800 // (1 + w), 10)
+    ]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=sorted(pushes, key=lambda p: p["seconds"])))
+    assert found.rows[0].cycle_seconds == pytest.approx(2 / (1 + 1 / workers), rel=0.01)
+    assert "in 1 settings some iterations have no row" in found.caveats[0]
+
+
+def test_numbers_that_may_be_of_each_worker_or_of_all_are_told():
+    """Every tenth iteration again, but from another one on: these may be numbers of the job's steps, some without a row."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
+    pushes = [
+        {"run": "a", "worker": w, "clock": i + 3 * w, "seconds": i + 1.0 + w / 2} for i in range(0, 800, 10) for w in (0, 1)
+    ]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=pushes))
+    assert "in 1 settings clocks count neither each worker's iterations nor those of all together: a;" in found.caveats[0]
+
+
+def test_a_bound_that_is_not_told_is_not_0():
+    """With 0, all workers wait for each other."""
+    usual = {"seconds": 0.0, "workers": 2, "servers": 1, "batch_size": 8}
+    settings = [usual | {"run": p, "policy": p, "staleness": s} for p, s in (("ssp", None), ("asp", None), ("dssp", 2))]
+    found = read_tables(tables([{"run": s["run"], "seconds": 10.0, "steps": 10} for s in settings], settings))
+    assert [r.policy for r in found.rows] == ["asp", "dssp"]
+    assert "1 settings of the policy ssp are left out: they do not tell its bound" in found.caveats[0]
+
+
+def test_runs_without_a_setting_are_told():
+    runs = [{"run": name, "seconds": 10.0, "steps": 10} for name in "abcdef"] + [{"run": "g"}]
+    settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "bsp", "batch_size": 8}]
+    found = read_tables(tables(runs, settings))
+    assert [row.run for row in found.rows] == ["a"]
+    assert found.caveats == ("5 runs with times have no row in settings, and are left out: b, c, d, e, and 1 more",)
+
+
 def test_lost_rows_before_the_first_and_after_the_last_are_no_longer_cycles():
     """Two workers push once per second each. Of one, rows are lost in the middle and at the end."""
     settings = [{"run": "a", "seconds": 0.0, "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}]
@@ -314,6 +356,48 @@ def test_workers_that_pushed_are_held_against_those_of_the_setting(changed, rows
     found = read_tables(tables([{"run": "a"}], [setting | changed], iterations=iterations()))
     assert len(found.rows) == rows
     assert [c.startswith(why) for c in found.caveats] == [True] if why else found.caveats == ()
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_workers_that_wait_for_each_other_push_equally_often(policy):
+    """One pushes every second, the other every two: nobody waits, whatever the setting says."""
+    pushes = [
+        {"run": "a", "worker": w, "clock": i, "seconds": (1 + w) * (i + 1.0)} for w in (0, 1) for i in range(100 // (1 + w))
+    ]
+    settings = [STEADY | {"run": "a", "policy": policy}]
+    found = read_tables(tables([{"run": "a"}], settings, iterations=sorted(pushes, key=lambda p: p["seconds"])))
+    said = (
+        "in 1 settings of bsp some workers pushed more often than others: a 41 and 80 times; do they wait for each other?",
+    )
+    assert [c[: len(said[0])] for c in found.caveats] == [*said] * (policy == "bsp")
+
+
+@pytest.mark.parametrize("policy", ["asp", "bsp"])
+def test_a_log_of_the_chief_alone_has_its_cycles(policy):
+    """One of four workers was logged, with a push per second: cycles were four seconds long. How long all pushes of the
+    setting took is not known, as nobody knows how many there were."""
+    settings = [{"run": "a", "seconds": 0.0, "workers": 4, "servers": 1, "policy": policy, "batch_size": 8}]
+    pushes = [{"run": "a", "worker": 0, "clock": i, "seconds": i + 1.0} for i in range(100)]
+    (found,) = read_tables(tables([{"run": "a"}], settings, iterations=pushes)).rows
+    assert found.cycle_seconds == pytest.approx(1.0)
+    assert (found.all_pushes, np.isnan(found.all_seconds)) == (0, True)
+
+
+def test_runs_with_too_little_progress_are_told():
+    """Of four runs, one has progress of an hour, one a single interval, one none but totals, one all before its setting."""
+    settings = [
+        {"run": run, "seconds": 99.0 * (run == "d"), "workers": 2, "servers": 1, "policy": "asp", "batch_size": 8}
+        for run in "abcd"
+    ]
+    progress = [
+        {"run": run, "seconds": 9.0 * i, "steps": 90 * i} for run, n in (("a", 9), ("b", 2), ("d", 9)) for i in range(n)
+    ]
+    runs = [{"run": run, "seconds": 100.0, "steps": 10} for run in "abcd"]
+    found = read_tables(tables(runs, settings, progress=progress))
+    assert [row.run for row in found.rows] == ["a"]
+    assert "2 runs are left out: of no setting of theirs does progress have 3 intervals" in found.caveats[0]
+    assert found.caveats[0].endswith("after its beginning: b, d")
+    assert found.caveats[1] == "1 runs are left out: they have no progress, and others have; calibrate to them alone: c"
 
 
 def test_parts_that_do_not_fit_into_their_cycle_are_told():
