@@ -240,6 +240,17 @@ def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
     assert_same_bytes(pushes, quick.perform(Run(clocks=len(pushes.seconds))).pushes)
 
 
+@pytest.mark.parametrize("action", [Evaluate(), Fork(0)])
+def test_nothing_is_trained_during_thinking_after_the_budget_has_ended(action):
+    simulated = learning(Conditions(thinking_seconds=40.0), budget_seconds=60.0)
+    windows = [simulated.perform(Run(seconds=5.0))]
+    simulated.perform(action)
+    assert simulated.now >= 60.0
+    windows.append(simulated.perform(Run(clocks=1)))  # tells what was trained meanwhile
+    pushes = together(windows)
+    assert 45.0 < pushes.seconds.max() <= 60.0
+
+
 def test_a_fork_does_not_report_the_pushes_of_its_parent_during_thinking():
     simulated = learning(Conditions(thinking_seconds=5.0))
     simulated.perform(Run(clocks=10))
