@@ -6,10 +6,11 @@ Without JAX, so that a scenario with such a combination is refused when its file
 from __future__ import annotations
 
 from simulators.cluster.cluster import Cluster
+from simulators.workloads.workload import Demand
 from tuners.actions import Rejected, Space
 from tuners.settings import OF_PULLS
 
-__all__ = ["REVISING", "check_learning", "check_links"]
+__all__ = ["REVISING", "check_learning", "check_links", "check_time"]
 
 REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
@@ -43,6 +44,15 @@ def check_links(cluster: Cluster, *, overlap: bool, tables: bool, buckets: bool)
         ):
             if is_so:
                 raise Rejected(f"Cannot give servers threads where {where}: leave server_threads at 1.")
+
+
+def check_time(demand: Demand, latency_seconds: float) -> None:
+    """Raise Rejected for a job whose mini-batches take no time: it would push for ever, and its budget would never end."""
+    times = (demand.sample_seconds, demand.fixed_seconds, demand.message_seconds, demand.apply_seconds, latency_seconds)
+    if not any((*times, demand.model_bytes, demand.whole_push_bytes)):
+        raise Rejected(
+            "Cannot train a job whose mini-batches take no time: give its demand sample_seconds or fixed_seconds."
+        )
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

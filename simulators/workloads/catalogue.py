@@ -136,6 +136,11 @@ def learnt(
     return job.model, job.data
 
 
+def demand_of(name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None) -> Demand:
+    """The demand of the named workload with `overrides`. Raises as `workload`."""
+    return _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {}))).demand
+
+
 def gradients_of(
     name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None
 ) -> tuple[str, str, bool] | None:
