@@ -67,7 +67,8 @@ def progress(
         _zoom(axes, bands, lines, metric, target)
         axes.set_xlabel(unit)
         axes.set_ylabel(f"validation {metric}")
-        axes.legend(loc="lower right" if metric == "accuracy" else "upper right", frameon=False, fontsize=8.5)
+        if axes.get_legend_handles_labels()[0]:  # where no bold line was validated, all are thin and grey
+            axes.legend(loc="lower right" if metric == "accuracy" else "upper right", frameon=False, fontsize=8.5)
         caption = (
             f"Validation {metric} over time: medians over seeds, for as long as half of the runs go on (a run "
             "that has ended keeps its last value). Colours: the leader, with the next three that are not told apart from "

@@ -104,6 +104,17 @@ def test_figures_are_whole_and_labelled(drawn):
         assert root.get("viewBox")
 
 
+def test_progress_of_tuners_that_all_miss_the_target_needs_no_legend(results):
+    """`fixed` was not validated once, and no tuner leads: matplotlib warns of a legend without lines."""
+    missed = results.scores.with_columns(
+        reached=pl.lit(value=False), status=pl.lit("budget"), completion_seconds="budget_seconds"
+    )
+    seen = results.evaluations.filter(pl.col("tuner") != "fixed")
+    rows = summary(replace(results, scores=missed, evaluations=seen))
+    figure = progress(seen, results.settings, missed, rows, "accuracy", "e", 0.95)
+    assert set(figure.data["tuner"]) == {"tpe", "cruise"}
+
+
 def test_the_same_results_give_the_same_bytes(results, drawn):
     assert drawings(results) == drawn
 
