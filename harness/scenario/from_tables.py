@@ -263,7 +263,7 @@ def check_engine(scenario: Scenario, space: Space) -> None:
         check_links(cluster, overlap=overlap, tables=tables, buckets=bool(scenario.conditions.buckets))
 
     def learning() -> None:
-        check_time(demand_of(table.name, table.overrides, own), cluster.latency_seconds)
+        check_time(demand_of(table.name, table.overrides, own), cluster.latency_seconds, space)
         if found is not None:
             check_learning(found[0], found[1], space, tables=tables)
 
