@@ -39,6 +39,7 @@ from tuners.near_names import near_keys, near_names
 
 __all__ = [
     "dataset",
+    "demand_of",
     "gradients_of",
     "learnt",
     "load_workloads",
