@@ -178,7 +178,9 @@ class SimulatedSystem:
         if branch.status == "running" and branch in self._branches.values():
             self._time.switch_to(branch)
             self._time.bring_to_now(branch)
-            self._time.train_unreported(branch, self._time.now + seconds)
+            # Not beyond the budget: the job is over by then, and what was trained later would count.
+            until = min(self._time.now + seconds, max(self.job.budget_seconds, self._time.now))
+            self._time.train_unreported(branch, until)
         elif self.status == "running":
             self._time.pass_seconds(seconds)
 

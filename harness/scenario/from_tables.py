@@ -19,9 +19,10 @@ from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, StartTabl
 from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.engine.limits import check_learning, check_links
+from simulators.engine.limits import check_learning, check_links, check_time
 from simulators.programs.own_code import digest_of_module
 from simulators.workloads.catalogue import (
+    demand_of,
     gradients_of,
     learnt,
     load_workloads,
@@ -259,9 +260,11 @@ def check_start(space: Space, table: StartTable | None = None) -> None:
 
 def check_engine(scenario: Scenario, space: Space) -> None:
     """Raise ValueError, with the table in brackets, for what no run computes: links that are not shared by the
-    cluster's discipline, and gradients that the workload's optimizer cannot apply under the knobs of `space`."""
+    cluster's discipline, mini-batches that take no time, and gradients that the workload's optimizer cannot apply under
+    the knobs of `space`."""
     table, cluster, origin = scenario.workload, scenario.cluster, scenario.origin
-    found = gradients_of(table.name, table.overrides, own_workloads(table, origin, scenario.draw))
+    own = own_workloads(table, origin, scenario.draw)
+    found = gradients_of(table.name, table.overrides, own)
     tables = found is not None and found[2]
 
     def links() -> None:
@@ -269,6 +272,7 @@ def check_engine(scenario: Scenario, space: Space) -> None:
         check_links(cluster, overlap=overlap, tables=tables, buckets=bool(scenario.conditions.buckets))
 
     def learning() -> None:
+        check_time(demand_of(table.name, table.overrides, own), cluster.latency_seconds, space)
         if found is not None:
             check_learning(found[0], found[1], space, tables=tables)
 
