@@ -88,7 +88,7 @@ def test_another_value_or_function_of_a_module_is_another_digest(monkeypatch):
         patch.setattr(network.maxmin, "__code__", network.fifo_of_nics.__code__)
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
-        patch.setitem(one_function._MOST, "fifo", 3)
+        patch.setitem(one_function._WITHOUT_LIBRARY, "xla_cpu_experimental_ynn_fusion_type", "other")
         assert digest(loop.advance) != before
     with monkeypatch.context() as patch:
         patch.setattr(Records, "twice", lambda records: 2 * records, raising=False)
