@@ -262,6 +262,8 @@ def _run_to_end(system: System, branches: list[int], exchange: Exchange | None) 
         exchange = _exchange(system, Run(seconds=system.job.budget_seconds / _PIECES, branch=branches[-1]), asked=False)
         yield exchange
         if isinstance(exchange.answer, Rejected):
+            if _ended(system) is not None:
+                continue  # it has ended before this action, while a tuner would think about it
             if len(branches) == 1:
                 raise _RunFailedError(f"The tuner returned, and its job cannot go on: {exchange.answer}")
             branches.pop()

@@ -221,7 +221,7 @@ def _branching(job: Job, exchanges: Sequence[Exchange]) -> Iterator[float]:
     for exchange in exchanges:
         if isinstance(exchange.answer, Evaluation | GradientNoise):  # its seconds are those at which the pass began
             yield _in_time(job, exchange, [exchange.seconds - exchange.answer.seconds])
-        elif isinstance(exchange.action, Fork):
+        elif isinstance(exchange.action, Fork) and _done(exchange):  # a refused one copies nothing
             yield _in_time(job, exchange, [exchange.seconds - before])
         elif isinstance(exchange.answer, Window):  # it starts earlier if it reports pushes that no window has had yet
             yield max(min(exchange.answer.start_seconds, job.budget_seconds) - before, 0.0)
@@ -306,7 +306,8 @@ def _reason(outcome: Outcome, job: Job, pushes: int, stall: float, *, validated:
     if outcome.status == "budget":
         missed = f"The target {job.target.metric} {job.target.value:g} was not reached in {job.budget_seconds:g} s"
         if not pushes and stall > job.budget_seconds / 2:
-            return f"{missed}: no push was completed, as what the tuner asked for stopped training for {stall:g} s of these."
+            why = "by what the tuner asked for, or by machines that were lost"
+            return f"{missed}: no push was completed, as training was stopped for {stall:g} s of these, {why}."
         if not pushes:
             return f"{missed}: no push was completed in this time. Raise [budget] seconds."
         if not validated and job.target.metric in ("accuracy", "loss"):

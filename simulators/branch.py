@@ -16,22 +16,21 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.compute_factors import NO_FACTORS, Factors
 from simulators.cluster.conditions import Conditions, Disturbance, link_delays
 from simulators.engine import changes, learning, loop
-from simulators.engine.inputs import (
+from simulators.engine.inputs import EngineInputs
+from simulators.engine.job_state import STATUSES, Program, Records, State, with_work
+from simulators.engine.learning import TrainingData
+from simulators.engine.limits import check_links
+from simulators.engine.preparation import (
     NO_EFFECTS,
     Effects,
-    EngineInputs,
     build,
     each_nic_counts,
-    has_tables,
     late_seconds,
     loads,
     overlapping,
     served,
     served_rows,
 )
-from simulators.engine.job_state import STATUSES, Program, Records, State, with_work
-from simulators.engine.learning import TrainingData
-from simulators.engine.limits import check_links
 from simulators.unreported import Unreported
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Status, SyncPolicy
@@ -63,7 +62,7 @@ class JobContext:
             raise Rejected(f"Cannot install policy {policy.name!r}: it probes and needs a table; leave one of them out.")
         single = each_nic_counts(self.cluster, setting, self.conditions, self.workload)
         buckets = bool(self.conditions.buckets)
-        check_links(self.cluster, overlap=overlapping(setting), tables=has_tables(self.workload), buckets=buckets)
+        check_links(self.cluster, overlap=overlapping(setting), tables=self.workload.has_tables, buckets=buckets)
         largest = max(sum(row) for row in loads(self.cluster.nodes, setting).values())
         model = learning.learning_program(self.workload, self.job.space, largest)
         program = Program(
@@ -99,7 +98,7 @@ class PreparedSetting(NamedTuple):
     policy: SyncPolicy
     program: Program
     inputs: EngineInputs  # without disturbances, which a branch sets for itself
-    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.inputs.served`
+    served: NDArray[np.float64]  # [k, 4] per push, see `simulators.engine.preparation.served`
     effects: Effects = NO_EFFECTS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simulators.branch import Branch
-from simulators.engine.inputs import overlapping
 from simulators.engine.links.network import Proportions
+from simulators.engine.preparation import overlapping
 
 __all__ = ["copy_bytes", "noise_seconds", "refill_seconds"]
 

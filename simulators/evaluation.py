@@ -6,7 +6,7 @@ import numpy as np
 
 from simulators.branch import Branch
 from simulators.engine import learning
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 from tuners.actions import Evaluation, GradientNoise
 
 __all__ = ["evaluation", "gradient_noise"]

@@ -15,13 +15,12 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions
 from simulators.cluster.profiles import node_rate
 from simulators.engine.embedding import hottest_blocks, popularity, seen_before
-from simulators.engine.inputs import has_tables
 from simulators.engine.learning import TrainingData
 from simulators.engine.optimizers import OUTER, slots
 from simulators.reconfiguration.costs import METHODS, METHODS_OF_TABLES, Costs
 from simulators.workloads.workload import Workload
 from tuners.actions import Job, Rejected, Setting, Space, Target
-from tuners.settings import OF_REPLICAS, Knob, Node
+from tuners.settings import OF_REPLICAS, Knob
 
 __all__ = ["JobSpec", "check_memory", "drawn", "evaluate_seconds", "job"]
 
@@ -50,11 +49,8 @@ class JobSpec:
 def job(spec: JobSpec) -> Job:
     """What tuners are told: public facts only."""
     workload = spec.workload
-    nodes = tuple(
-        Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
-        for n, kind in spec.cluster.nodes
-    )
-    blocks = spec.costs.model_blocks if has_tables(workload) else 0
+    nodes = spec.cluster.public_nodes
+    blocks = spec.costs.model_blocks if workload.has_tables else 0
     space = Space(spec.start, nodes, spec.knobs, blocks=blocks)
     return Job(
         name=spec.name,
@@ -67,7 +63,7 @@ def job(spec: JobSpec) -> Job:
         push_bytes=workload.demand.whole_push_bytes,
         samples=workload.samples,
         seed=spec.seed,
-        methods=METHODS_OF_TABLES if has_tables(workload) else METHODS,
+        methods=METHODS_OF_TABLES if workload.has_tables else METHODS,
         blocks=blocks,
         hottest=_hottest(workload, blocks) if space.may_have(OF_REPLICAS) else (),
         branch_bytes=workload.demand.model_bytes * (1 + slots(OUTER if space.takes_local_steps else workload.optimizer)),

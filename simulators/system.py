@@ -13,11 +13,12 @@ from simulators.branch import Branch, JobContext, PreparedSetting, first_branch
 from simulators.branch_costs import copy_bytes, noise_seconds
 from simulators.cluster import trace_driven
 from simulators.cluster.conditions import check as check_conditions
-from simulators.engine.inputs import compute_times, loads
+from simulators.engine.preparation import compute_times, loads
 from simulators.evaluation import evaluation, gradient_noise
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import check_costs
-from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
+from simulators.reconfiguration.plan import Load
+from simulators.reconfiguration.reconfiguration import Reconfiguration
 from simulators.training_time import FOR_EVER, TrainingTime
 from tuners import policies
 from tuners.actions import (
@@ -177,7 +178,9 @@ class SimulatedSystem:
         if branch.status == "running" and branch in self._branches.values():
             self._time.switch_to(branch)
             self._time.bring_to_now(branch)
-            self._time.train_unreported(branch, self._time.now + seconds)
+            # Not beyond the budget: the job is over by then, and what was trained later would count.
+            until = min(self._time.now + seconds, max(self.job.budget_seconds, self._time.now))
+            self._time.train_unreported(branch, until)
         elif self.status == "running":
             self._time.pass_seconds(seconds)
 

@@ -19,7 +19,7 @@ class Unreported:
     """What the next window reports besides its own pushes; at first nothing."""
 
     def __init__(self, nodes: int, blocks: int) -> None:
-        self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.inputs.served`
+        self.served = np.zeros((nodes, 4))  # by every server, with the columns of `simulators.engine.preparation.served`
         self.rows = np.zeros(blocks)  # of each block of embedding tables, in pushes
         self.records = NO_RECORDS  # [n, 11] of pushes outside of a window
         self.seconds = 0.0  # how long these took; the next window begins earlier by this

@@ -7,7 +7,7 @@ not recorded. Times are seconds since the run began.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ __all__ = [
     "TRACE_VERSION",
     "UNPRICED",
     "VERSION",
+    "assumed_numbers",
     "minimised",
     "plain_setting",
     "setting_from",
@@ -306,3 +307,18 @@ def worker_numbers(workers: Sequence[str], order: Sequence[str]) -> tuple[int, .
     of them, or the setting does not name its workers."""
     at = {name: number for number, name in enumerate(order)}
     return tuple(at[name] for name in workers) if at.keys() >= {*workers} else ()
+
+
+def assumed_numbers(seen: Iterable[int], count: int) -> tuple[int, ...]:
+    """The numbers of the `count` workers of a setting, in its order, where `worker_numbers` knows none: by those that were
+    `seen` in its `iterations`. The lowest is taken to be that of the first worker.
+
+    Where some workers have no rows, numbers begin with 0, or else with 1, if all that were seen fit into that. If they fit
+    into neither, those that are missing are the last ones, and have the number -1.
+    """
+    found = sorted(seen)
+    if len(found) < count:
+        for numbers in (range(count), range(1, count + 1)):
+            if {*found} <= {*numbers}:
+                return tuple(numbers)
+    return (*found, *[-1] * count)[:count]

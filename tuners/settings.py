@@ -179,6 +179,14 @@ class Setting:
             return data, tuple(self.block_owners.count(s) / len(self.block_owners) for s in self.servers)
         return data, self.model_shares or _equal(len(self.servers))
 
+    def data_by_worker(self) -> dict[str, float]:
+        """The part of the training data that each worker has."""
+        return dict(zip(self.workers, self.shares()[0], strict=True))
+
+    def model_by_server(self) -> dict[str, float]:
+        """The part of the model that each server owns."""
+        return dict(zip(self.servers, self.shares()[1], strict=True))
+
     def steps_of(self, worker: str) -> int:
         """Mini-batches of `worker` between its pull and its push."""
         return dict(self.node_steps).get(worker, self.local_steps)
@@ -227,7 +235,7 @@ class Setting:
 
     def held(self, blocks: int, hottest: Sequence[int]) -> dict[str, float]:
         """The part of the model that each server keeps; with copies of hot blocks, these sum to more than 1."""
-        found = dict(zip(self.servers, self.shares()[1], strict=True))
+        found = self.model_by_server()
         if self.replicas > 1 and self.hot_blocks:
             for _, *copies in self.holders(blocks, hottest):
                 for server in copies:

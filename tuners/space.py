@@ -492,10 +492,10 @@ def _check_rates(setting: Setting) -> None:
     """Raise Rejected for a rate, momentum or interval that no job can have."""
     if setting.transfer_bits not in (16, 32):
         raise Rejected(f"Cannot transfer {setting.transfer_bits} bits: choose 16 or 32.")
-    if not (setting.learning_rate >= 0 and 0 <= setting.momentum <= 1):
+    if not (0 <= setting.learning_rate < float("inf") and 0 <= setting.momentum <= 1):
         raise Rejected(
             f"Cannot train with learning_rate {setting.learning_rate}, momentum {setting.momentum}: "
-            "the rate must not be negative and momentum lies in [0, 1]."
+            "the rate must not be negative or infinite, and momentum lies in [0, 1]."
         )
     if not 0 <= setting.checkpoint_seconds < float("inf"):
         raise Rejected(
@@ -503,8 +503,8 @@ def _check_rates(setting: Setting) -> None:
         )
     if not 0 <= setting.grace_seconds < float("inf"):
         raise Rejected(f"Cannot wait {setting.grace_seconds} s after a quorum: give a number of seconds, 0 for no grace.")
-    if not (setting.outer_rate > 0 and 0 <= setting.outer_momentum < 1):
+    if not (0 < setting.outer_rate < float("inf") and 0 <= setting.outer_momentum < 1):
         raise Rejected(
             f"Cannot apply local steps with outer_rate {setting.outer_rate}, outer_momentum {setting.outer_momentum}: "
-            "the rate must be positive and the momentum lies in [0, 1)."
+            "the rate must be positive and finite, and the momentum lies in [0, 1)."
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.scenario import Scenario, own_model
-from simulators.own_code import digest_of, with_neighbours
+from simulators.programs.own_code import digest_of, with_neighbours
 from tuners import Entry
 
 __all__ = ["digests_of_scenarios", "digests_of_tuners", "named_by"]

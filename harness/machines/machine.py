@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harness.version import HARNESS_VERSION
-from simulators.own_code import digest_of
+from simulators.programs.own_code import digest_of
 
 __all__ = ["code_of", "collect_garbage_rarely", "cores", "described", "other_version", "single_threaded", "versions"]
 

@@ -57,8 +57,8 @@ def folder() -> Path | None:
 
 
 def use() -> Path | None:
-    """From now on, JAX takes compiled programs from the cache and stores new ones, and so does `simulators.stored_programs`;
-    returns the folder, or None if not used.
+    """From now on, JAX takes compiled programs from the cache and stores new ones, and so does a `StoredProgram`. Returns
+    the folder, or None if not used.
 
     The cache is not used if ``HARNESS_CACHE`` is ``off``, if the user has made own settings for JAX's cache, or if this
     version of JAX cannot be given a store. May be called any number of times. Imports JAX.
@@ -69,7 +69,7 @@ def use() -> Path | None:
     import jax
     from jax._src import compilation_cache  # JAX has no public way to replace the store
 
-    from simulators import stored_programs
+    from simulators.programs import stored_programs
 
     config: Any = jax.config  # whose attributes are made at run time
     if config.jax_compilation_cache_dir == str(path):

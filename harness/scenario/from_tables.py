@@ -19,9 +19,10 @@ from harness.scenario.tables import BudgetTable, KnobTable, NodeGroup, StartTabl
 from simulators.calibration.draws import draw_of
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, load_profiles, profiles
-from simulators.engine.limits import check_learning, check_links
-from simulators.own_code import digest_of_module
+from simulators.engine.limits import check_learning, check_links, check_time
+from simulators.programs.own_code import digest_of_module
 from simulators.workloads.catalogue import (
+    demand_of,
     gradients_of,
     learnt,
     load_workloads,
@@ -34,7 +35,7 @@ from simulators.workloads.model_tables import OwnModel
 from simulators.workloads.workload import Workload
 from tuners.actions import Rejected, Setting, Space, Target
 from tuners.near_names import near_names
-from tuners.settings import BY_STALENESS, POLICIES, Choice, Integer, Knob, Node, Real, Scalar, shared_out
+from tuners.settings import BY_STALENESS, POLICIES, Choice, Integer, Knob, Real, Scalar, shared_out
 from tuners.space import check_values
 
 __all__ = [
@@ -111,9 +112,18 @@ def cluster_of(tables: Tables, origin: Path, draw: int) -> Cluster:
         counts[group.prefix] = first + group.count
         kind = _priced(known[group.type], group)
         nodes += [(f"{group.prefix}{i}", kind) for i in range(first, first + group.count)]
-    flows = (table.discipline, latency_seconds, table.control_queue, table.snapshot_clocks, table.independent_flows)
-    switch = (switch_bytes, table.switch_both_ways)
-    return Cluster(tuple(nodes), *flows, table.uneven_bytes, *switch, table.server_threads)
+    return Cluster(
+        tuple(nodes),
+        discipline=table.discipline,
+        latency_seconds=latency_seconds,
+        control_queue=table.control_queue,
+        snapshot_clocks=table.snapshot_clocks,
+        independent_flows=table.independent_flows,
+        uneven_bytes=table.uneven_bytes,
+        switch_bytes_per_second=switch_bytes,
+        switch_both_ways=table.switch_both_ways,
+        server_threads=table.server_threads,
+    )
 
 
 def _priced(kind: NodeType, group: NodeGroup) -> NodeType:
@@ -250,9 +260,11 @@ def check_start(space: Space, table: StartTable | None = None) -> None:
 
 def check_engine(scenario: Scenario, space: Space) -> None:
     """Raise ValueError, with the table in brackets, for what no run computes: links that are not shared by the
-    cluster's discipline, and gradients that the workload's optimizer cannot apply under the knobs of `space`."""
+    cluster's discipline, mini-batches that take no time, and gradients that the workload's optimizer cannot apply under
+    the knobs of `space`."""
     table, cluster, origin = scenario.workload, scenario.cluster, scenario.origin
-    found = gradients_of(table.name, table.overrides, own_workloads(table, origin, scenario.draw))
+    own = own_workloads(table, origin, scenario.draw)
+    found = gradients_of(table.name, table.overrides, own)
     tables = found is not None and found[2]
 
     def links() -> None:
@@ -260,6 +272,7 @@ def check_engine(scenario: Scenario, space: Space) -> None:
         check_links(cluster, overlap=overlap, tables=tables, buckets=bool(scenario.conditions.buckets))
 
     def learning() -> None:
+        check_time(demand_of(table.name, table.overrides, own), cluster.latency_seconds, space)
         if found is not None:
             check_learning(found[0], found[1], space, tables=tables)
 
@@ -307,17 +320,14 @@ def _evenly(start: Setting, batch: int, cluster: Cluster) -> Setting:
 
 def space_of(scenario: Scenario, made: Workload | None) -> Space:
     """What tuners may change; `made` is the workload, or None before it is made."""
-    nodes = tuple(
-        Node(n, t.name, t.cores, tuple(d.kind for d in t.devices), t.nic_bytes_per_second, t.memory_bytes)
-        for n, t in scenario.cluster.nodes
-    )
+    nodes = scenario.cluster.public_nodes
     for knob in scenario.knobs:
         if knob.name == "worker_count" and not (isinstance(knob, Integer) and 1 <= knob.low <= knob.high < len(nodes)):
             raise ValueError(
                 f"worker_count: give integer = [low, high] within [1, {len(nodes) - 1}], so that one node serves."
             )
     # A file is checked before its workload is made; only then it is known whether there are tables.
-    tables = made is None or (made.proxy is not None and made.proxy.embedding is not None)
+    tables = made is None or made.has_tables
     return Space(start_of(scenario), nodes, scenario.knobs, blocks=scenario.costs.model_blocks if tables else 0)
 
 

@@ -47,8 +47,9 @@ from harness.scenario.tables import (
     WorkloadTable,
     read,
 )
-from simulators.cluster.conditions import Conditions, locate_traces
+from simulators.cluster.conditions import Conditions, check_lasting, locate_traces
 from simulators.cluster.conditions import check as check_conditions
+from simulators.cluster.drawn_losses import check_exposed
 from simulators.cluster.profiles import NodeType
 from simulators.reconfiguration.costs import Costs, check_costs
 from simulators.workloads.catalogue import workloads
@@ -218,6 +219,8 @@ def parse(text: str, *, name: str, origin: Path) -> Scenario:
     unpriced = ", ".join(dict.fromkeys(kind.name for _, kind in cluster.nodes if kind.usd_per_hour is None))
     check_prices(origin, made, unpriced)
     at_table(origin, "conditions", lambda: check_conditions(made.conditions, names))
+    at_table(origin, "conditions", lambda: check_lasting(made.conditions, names, made.budget.seconds))
+    at_table(origin, "conditions", lambda: check_exposed(made.conditions.losses, cluster.nodes))
     if made.conditions.replay is not None:
         from simulators.cluster import trace_driven  # here, because it imports polars, which most scenarios do not need
 

@@ -81,7 +81,9 @@ class ClusterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uneven_bytes: _Amount = 0.0  # with "uneven": flows of that size share by lot, larger ones more evenly; 0: of any size
     switch_bytes_per_second: _Amount = 0.0  # of a switch that all transfers between nodes pass, each way; 0: no limit
     switch_both_ways: bool = False  # pulls and pushes share the switch; else each way has so much
-    server_threads: _Count = 1  # of a server's process: each serves one transfer, or one update, at a time
+    server_threads: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = (
+        1  # of a server's process: each serves one transfer, or one update, at a time
+    )
     profiles: str | None = None  # a file with the user's own node types; the path is relative to the scenario's file
 
 

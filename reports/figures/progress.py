@@ -67,7 +67,8 @@ def progress(
         _zoom(axes, bands, lines, metric, target)
         axes.set_xlabel(unit)
         axes.set_ylabel(f"validation {metric}")
-        axes.legend(loc="lower right" if metric == "accuracy" else "upper right", frameon=False, fontsize=8.5)
+        if axes.get_legend_handles_labels()[0]:  # where no bold line was validated, all are thin and grey
+            axes.legend(loc="lower right" if metric == "accuracy" else "upper right", frameon=False, fontsize=8.5)
         caption = (
             f"Validation {metric} over time: medians over seeds, for as long as half of the runs go on (a run "
             "that has ended keeps its last value). Colours: the leader, with the next three that are not told apart from "
@@ -132,7 +133,7 @@ def _zoom(
     """Limit the axes to where the target is reached: from the leader's first part to the end of the slowest bold line."""
     bold = [line.tuner for line in lines if line.color != MUTED and line.tuner in bands] or list(bands)
     end = max(float(bands[t][0][-1]) for t in bold)
-    axes.set_xlim(0, 1.03 * end)
+    axes.set_xlim(0, 1.03 * end or 1.0)  # 0: every run was at its target before it trained
     if target is None:
         if metric == "loss" and all(bands[t][1].min() > 0 for t in bold):
             logarithmic(axes)
@@ -200,7 +201,7 @@ def _zoom_panels(axes: Axes, medians: dict[str, _Curve], metric: str, target: fl
     """Limit the shared axes: to twice what the best tuner and the reference take, from the best tuner's early values on."""
     first = next(iter(medians))
     ends = [float(medians[t][0][-1]) for t in (first, REFERENCE) if t in medians]
-    axes.set_xlim(0, min(2 * max(ends), 1.03 * max(float(x[-1]) for x, _ in medians.values())))
+    axes.set_xlim(0, min(2 * max(ends), 1.03 * max(float(x[-1]) for x, _ in medians.values())) or 1.0)
     if target is None:
         return
     x, y = medians[first]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.profiles import NodeType, device_seconds
-from simulators.engine.inputs import compute_times
+from simulators.engine.preparation import compute_times
 from simulators.workloads.workload import Demand
 from tuners.settings import Setting
 
@@ -55,7 +55,7 @@ def _usage(cluster: Cluster, shares: dict[str, float]) -> tuple[_Floats, _Floats
 
 def push_ends(cluster: Cluster, setting: Setting, model_bytes: float, compute: _Floats) -> _Floats:
     """Seconds until each node's push ends, by events, from the compute seconds of each node, [k]; nan: not a worker."""
-    usage, capacity = _usage(cluster, dict(zip(setting.servers, setting.shares()[1], strict=True)))
+    usage, capacity = _usage(cluster, setting.model_by_server())
     k, now = len(compute), 0.0
     works = ~np.isnan(compute)
     bytes_left = np.full(2 * k, model_bytes)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from simulators.cluster.cluster import Discipline
-from simulators.engine.inputs import CycleCosts
+from simulators.engine.preparation import CycleCosts
 
 __all__ = ["Plant", "Spans", "Stations", "beside_computing", "spans"]
 

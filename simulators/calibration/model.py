@@ -16,7 +16,7 @@ from simulators.calibration.recorded.row import Row
 from simulators.cluster.cluster import Cluster, Discipline
 from simulators.cluster.conditions import Sleeps, link_delays
 from simulators.cluster.profiles import Device, NodeType
-from simulators.engine.inputs import CostBasis, cost_basis, cycle_costs
+from simulators.engine.preparation import CostBasis, cost_basis, cycle_costs
 from simulators.workloads.workload import Demand
 from tuners import policies
 from tuners.actions import Setting

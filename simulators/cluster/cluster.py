@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from simulators.cluster.profiles import NodeType
 from tuners.prices import Prices
+from tuners.settings import Node
 
 __all__ = ["Cluster", "Discipline"]
 
@@ -60,6 +61,14 @@ class Cluster:
             raise ValueError(f"Cannot use server_threads = {self.server_threads}: a server has at least one.")
         if self.snapshot_clocks < 0:
             raise ValueError(f"Cannot use snapshot_clocks = {self.snapshot_clocks}: it is a number of pushes; 0 takes none.")
+
+    @property
+    def public_nodes(self) -> tuple[Node, ...]:
+        """The machines, as tuners see them."""
+        return tuple(
+            Node(n, kind.name, kind.cores, tuple(d.kind for d in kind.devices), kind.nic_bytes_per_second, kind.memory_bytes)
+            for n, kind in self.nodes
+        )
 
     @property
     def prices(self) -> Prices:

@@ -30,10 +30,15 @@ __all__ = [
     "Stragglers",
     "absent_at_start",
     "check",
+    "check_lasting",
     "link_delays",
     "locate_traces",
     "straggling",
 ]
+
+
+_MOST_EVENTS = 1_000_000
+"""Of one condition in a run. The control plane acts at each, about a thousand times in a second of computing."""
 
 
 class Sleeps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,6 +235,23 @@ def check(conditions: Conditions, nodes: tuple[str, ...]) -> None:
             raise ValueError(f"Cannot use replay.{role}: fitted draws have no order; leave out deal or fitted.")
     _check_buckets(conditions)
     _check_losses(conditions)
+
+
+def check_lasting(conditions: Conditions, nodes: tuple[str, ...], budget_seconds: float) -> None:
+    """Raise ValueError for conditions that come again so soon that a run of `budget_seconds` would never end."""
+    again = [
+        *((f"repeat an episode of {e.node}", e.every_seconds, 1.0) for e in conditions.episodes),
+        *((f"repeat a delay of {', '.join(d.nodes)}", d.every_seconds, 1.0) for d in conditions.delays),
+        *(("lose each node", x.every_seconds, len(x.nodes or nodes) / x.together) for x in conditions.losses),
+    ]
+    for what, every_seconds, at_once in again:
+        least_seconds = at_once * budget_seconds / _MOST_EVENTS
+        if 0 < every_seconds < least_seconds:
+            times = at_once * budget_seconds / every_seconds
+            raise ValueError(
+                f"Cannot {what} every {every_seconds:g} s: that is {times:.2g} times in a "
+                f"budget of {budget_seconds:g} s; give at least {least_seconds:g} s."
+            )
 
 
 def _check_named(conditions: Conditions) -> None:

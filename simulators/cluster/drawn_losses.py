@@ -14,7 +14,7 @@ import numpy as np
 from simulators.cluster.conditions import NodeChange, RackLosses
 from simulators.cluster.profiles import NodeType
 
-__all__ = ["drawn_losses", "exposed"]
+__all__ = ["check_exposed", "drawn_losses", "exposed"]
 
 _STREAM = 8
 """Number of this module's stream of random numbers; `trace_driven` has the one before it."""
@@ -23,6 +23,17 @@ _STREAM = 8
 def exposed(losses: RackLosses, nodes: Sequence[tuple[str, NodeType]]) -> list[str]:
     """The nodes that can be lost: the named ones, else all; of these, with `spot`, the spot instances."""
     return [n for n, kind in nodes if (not losses.nodes or n in losses.nodes) and (kind.spot or not losses.spot)]
+
+
+def check_exposed(every: Sequence[RackLosses], nodes: Sequence[tuple[str, NodeType]]) -> None:
+    """Raise ValueError for losses of spot instances where none of the nodes is one, which is never meant."""
+    for losses in every:
+        if not exposed(losses, nodes):
+            named = ", ".join(losses.nodes or (name for name, _ in nodes))
+            raise ValueError(
+                f"Cannot lose spot instances: none of {named} is one; give spot = true to a group of [cluster] nodes, or "
+                "leave it out here."
+            )
 
 
 def drawn_losses(

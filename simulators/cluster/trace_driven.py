@@ -68,7 +68,7 @@ from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
 from traces.parts import is_like, scan
-from traces.schema import TRACE, setting_from, worker_numbers
+from traces.schema import TRACE, assumed_numbers, setting_from, worker_numbers
 
 __all__ = [
     "NoDataError",
@@ -321,10 +321,8 @@ def _with_batch_size(timed: pl.DataFrame, recording: ReplayedTrace) -> pl.DataFr
     own = []
     for (given,), one in known.filter(pl.col("given").is_in(list(sizes))).group_by("given"):
         told = sizes[int(given)]
-        workers = numbers.get(int(given)) or sorted(one["worker"].unique())
-        # Numbers are names: the first size is that of the lowest. One that is missing is known by the others' numbers.
-        places = workers if len(workers) != len(told) else range(len(told))
-        own += [(given, worker, told[at]) for worker, at in zip(workers, places, strict=True) if at < len(told)]
+        workers = numbers.get(int(given)) or assumed_numbers(one["worker"].unique(), len(told))
+        own += [(given, worker, size) for worker, size in zip(workers, told, strict=False)]
     schema = {"given": pl.UInt32, "worker": pl.Int32, "own": pl.Int64}
     known = known.join(pl.DataFrame(own, schema, orient="row"), on=["given", "worker"], how="left", maintain_order="left")
     known = known.with_columns(pl.coalesce("own", "batch_size").alias("batch_size")).drop("given", "own")

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from simulators.engine import embedding, learning, timing
 from simulators.engine.inputs import EngineInputs
 from simulators.engine.job_state import Clock, Program, State, begin_cycles, first_drawn, pulling, with_bytes
-from simulators.engine.learning import LearningProgram, TrainingData
+from simulators.engine.learning import LearningProgram, Released, TrainingData
 from simulators.engine.timing import Flight
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 
 __all__ = [
     "all_stopped",
@@ -144,10 +144,8 @@ def _launch(
     )
     if model is None or learned is None:
         return State(clock, learned)
-    first, order = first_drawn(clock), learning.pull_order(inputs.active, release, lanes=False)
-    learned, loss, _ = learning.pull(
-        model, data, inputs, learned, clock.loss, release, first, order, lanes=False, pulls=pulls, together=together
-    )
+    released = Released(release, pulls, learning.pull_order(inputs.active, release, lanes=False), first_drawn(clock))
+    learned, loss, _ = learning.pull(model, data, inputs, learned, clock.loss, released, lanes=False, together=together)
     return State(with_bytes(inputs, clock._replace(loss=loss), learned, release), learned)
 
 

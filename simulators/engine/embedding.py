@@ -275,8 +275,8 @@ def in_flight(inputs: EngineInputs, touched: Touched) -> EngineInputs:
     """`inputs` for the mini-batches in progress: the bytes of each worker's pull and push, [k], what these put on every
     network interface, [2k, r], and the seconds for which servers apply each worker's push, [k].
 
-    Resources are those of `simulators.engine.inputs.build`: NICs out and in and, if some server process has a limit of its
-    own, servers' pulls and pushes.
+    Resources are those of `links.usage.of_nics`: NICs out and in and, if some server process has a limit of
+    its own, servers' pulls and pushes.
     """
     place, nodes, sent, received = inputs.placement, inputs.active.shape[0], touched.sent, touched.received
     pulled, pushed = jnp.sum(sent, axis=1), jnp.sum(received, axis=1)

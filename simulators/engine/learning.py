@@ -36,6 +36,7 @@ __all__ = [
     "Learned",
     "LearningProgram",
     "PullOrder",
+    "Released",
     "TrainingData",
     "apply_push",
     "batch_shapes",
@@ -92,6 +93,15 @@ class PullOrder(NamedTuple):
     worker: Array  # uint32: the first that pulls; k: none
 
 
+class Released(NamedTuple):
+    """The workers that begin a mini-batch now."""
+
+    workers: Array  # bool [k]
+    pulls: Any  # bool [k]: of these, those that pull, where the others have a copy; () where all do
+    order: Any  # `PullOrder` of them; () without a model
+    begun: Array  # int32 [k]: the number of the first mini-batch in each worker's cycle; [0] without a model
+
+
 class TrainingData(NamedTuple):
     """Training and validation sets; tuples of arrays, sample axis first. Where a model has embedding tables, the last
     two of the training set are what `seen_before` and `popularity` of `simulators.engine.embedding` say of its look-ups."""
@@ -122,17 +132,17 @@ def learning_program(workload: Workload, space: Space, samples: int) -> Learning
     """
     if workload.proxy is None:
         return None
-    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.proxy.embedding is not None)
+    check_learning(workload.optimizer, workload.aggregation, space, tables=workload.has_tables)
     most = space.whole_batch if space.knob("batch_size") is None else _largest(space, "batch_size")
     rows = max(samples, min(most, _LEAST_ROWS), 1)
-    if workload.proxy.embedding is not None:
+    if workload.has_tables:
         # Kept gradients have an entry per look-up, so that their shape must be the same for all settings of the job.
         rows = _most_samples(space, samples)
     batch, proxy = 1 << (rows - 1).bit_length(), workload.proxy
     cached = max(space.base.cache_rows, _largest(space, "cache_rows"))
     # A change of the batch compiles another program. It goes on with the gradients that the one before has kept, so these
     # have to be of one shape. Of embedding tables, they are kept as rows.
-    changes = space.frees("batch_size") or space.frees("load") or space.base.loads or proxy.embedding is not None
+    changes = space.frees("batch_size") or space.frees("load") or space.base.loads or workload.has_tables
     return LearningProgram(
         proxy.losses,
         proxy.correct,
@@ -327,32 +337,29 @@ def pull(
     inputs: EngineInputs,
     learned: Learned,
     loss: Array,
-    release: Array,
-    clocks: Array,
-    order: PullOrder,
+    released: Released,
     *,
     lanes: bool,
     idle: bool = False,
-    pulls: Any = (),
     together: bool | None = None,
-) -> tuple[Learned, Array, PullOrder]:
-    """The workers in `release` [k] pull: their gradients, and losses [k], for mini-batches `clocks` [k] are made now.
+) -> tuple[Learned, Array, Released]:
+    """The workers that are `released` pull: the gradients of their mini-batches, and losses [k], are made now.
 
     Where workers take local steps, the gradient is what these have changed, and the loss is their mean. Where pulls may be
-    skipped, only the workers in `pulls` [k] pull, and the others use the copies that they have.
+    skipped, only some of the workers pull, and the others use the copies that they have.
 
-    `order` is `pull_order` of `release`. It comes back as the loops leave it, so that the next step writes over its arrays;
-    otherwise XLA copies them. `together`: whether workers pull as one batch. None if only the running program knows, which
-    then has both ways to pull: it does as `pull_together` says. `idle`: some nodes do not work, and where workers pull
-    together, they do so by small batches, so that few gradients are computed of nodes that do not work.
+    The order of pulls comes back as the loops leave it, so that the next step writes over its arrays; otherwise XLA copies
+    them. `together`: whether workers pull as one batch. None if only the running program knows, which then has both ways to
+    pull: it does as `pull_together` says. `idle`: some nodes do not work, and where workers pull together, they do so by
+    small batches, so that few gradients are computed of nodes that do not work.
     """
     if model.embedding is not None:
-        return *_pull_rows(model, model.embedding, data, inputs, learned, loss, release, clocks, lanes=lanes), order
+        return *_pull_rows(model, model.embedding, data, inputs, learned, loss, released, lanes=lanes), released
     local = inputs.local_steps.shape[0] > 0
-    nodes = release.shape[0]
+    release, nodes = released.workers, released.workers.shape[0]
     width = min(nodes, _AT_ONCE) if idle and not lanes else nodes
     numbers = jnp.arange(nodes, dtype=jnp.uint32)
-    gradient = partial(_worker_gradient, model, data, inputs, learned, pulls, clocks)
+    gradient = partial(_worker_gradient, model, data, inputs, learned, released)
 
     def some_at_once(carry: tuple[Array, Array, Array, Any]) -> tuple[Array, Array, Array, Any]:
         go, worker, losses, kept = carry
@@ -383,7 +390,7 @@ def pull(
     beside = learned.inner if local else learned.copies  # what is kept of each worker beside its gradient
     paired = local or bool(inputs.copies)
     kept = (learned.gradients, beside) if paired else learned.gradients
-    at_once, singly, worker = order
+    at_once, singly, worker = released.order
     if together is False:
         singly = singly | at_once
     if together is not False:
@@ -395,7 +402,8 @@ def pull(
     if model.optimizer in REVISING:
         pulled = jax.tree.map(lambda rows, now: jnp.where(_columns(release, rows), now, rows), pulled, learned.slots.total)
     learned = learned._replace(inner=beside) if local else learned._replace(copies=beside)
-    return learned._replace(gradients=gradients, pulled=pulled), loss, PullOrder(at_once, singly, worker)
+    released = released._replace(order=PullOrder(at_once, singly, worker))
+    return learned._replace(gradients=gradients, pulled=pulled), loss, released
 
 
 def pull_order(active: Array, release: Array, *, lanes: bool) -> PullOrder:
@@ -410,20 +418,20 @@ def _worker_gradient(
     data: TrainingData,
     inputs: EngineInputs,
     learned: Learned,
-    pulls: Any,
-    clocks: Array,
+    released: Released,
     worker: Array,
 ) -> tuple[Array, Any]:
-    """Loss and gradient of one worker's mini-batch, number `clocks[worker]`. Where workers take local steps or skip pulls,
-    the gradient is in a pair with what else is kept of the worker."""
+    """Loss and gradient of the mini-batch that one worker begins. Where workers take local steps or skip pulls, the gradient
+    is in a pair with what else is kept of the worker."""
+    clock = released.begun[worker]
     if inputs.local_steps.shape[0]:
-        return _local_change(model, data, inputs, learned, worker, clocks[worker])
+        return _local_change(model, data, inputs, learned, worker, clock)
     parameters = learned.parameters
-    rows, count = minibatch(model, data, inputs, worker, clocks[worker])
+    rows, count = minibatch(model, data, inputs, worker, clock)
     form = _form(model, inputs, parameters)
     differentiated = _differentiated(model) if form is None else form.begun
     if inputs.copies:
-        own = jax.tree.map(lambda p, c: jnp.where(pulls[worker], p, _row(worker, c)), parameters, learned.copies)
+        own = jax.tree.map(lambda p, c: jnp.where(released.pulls[worker], p, _row(worker, c)), parameters, learned.copies)
         loss, found = differentiated(own, rows, count)
         return loss, (found, own)
     made: tuple[Array, Any] = differentiated(parameters, rows, count)
@@ -490,12 +498,12 @@ def _pull_rows(
     inputs: EngineInputs,
     learned: Learned,
     loss: Array,
-    release: Array,
-    clocks: Array,
+    released: Released,
     *,
     lanes: bool,
 ) -> tuple[Learned, Array]:
     """`pull` of the rows that the mini-batches look up, worker by worker: each touches other rows."""
+    clocks = released.begun
 
     def one(carry: tuple[Array, Array, sparse.SparseGradient, sparse.Touched]) -> Any:
         left, losses, kept, touched = carry
@@ -519,7 +527,7 @@ def _pull_rows(
         touched = sparse.touch(inputs, embedding, touched, made.keys, batch[-2] < since[:, None], is_copy, at)
         return left & ~done, jnp.where(done, value.astype(jnp.float64), losses), kept, touched
 
-    carry = (release, loss, learned.gradients, learned.touched)
+    carry = (released.workers, loss, learned.gradients, learned.touched)
     found = jax.lax.while_loop(lambda c: anywhere(jnp.any(c[0]), lanes), one, carry)
     return learned._replace(gradients=found[2], touched=found[3]), found[1]
 

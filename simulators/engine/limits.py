@@ -6,10 +6,11 @@ Without JAX, so that a scenario with such a combination is refused when its file
 from __future__ import annotations
 
 from simulators.cluster.cluster import Cluster
+from simulators.workloads.workload import Demand
 from tuners.actions import Rejected, Space
-from tuners.settings import OF_PULLS
+from tuners.settings import OF_PULLS, Choice
 
-__all__ = ["REVISING", "check_learning", "check_links"]
+__all__ = ["REVISING", "check_learning", "check_links", "check_time"]
 
 REVISING = ("adarevision",)
 """Optimizers that need the sum of the gradients applied since a pull, `missed`, and keep a `total`."""
@@ -43,6 +44,25 @@ def check_links(cluster: Cluster, *, overlap: bool, tables: bool, buckets: bool)
         ):
             if is_so:
                 raise Rejected(f"Cannot give servers threads where {where}: leave server_threads at 1.")
+
+
+def check_time(demand: Demand, latency_seconds: float, space: Space) -> None:
+    """Raise Rejected for a job whose mini-batches take no time under some setting: it would push for ever, and its budget
+    would never end. Transfers take none where a worker is the only server."""
+    times = (
+        demand.sample_seconds,
+        demand.fixed_seconds,
+        demand.message_seconds,
+        demand.apply_seconds,
+        demand.commit_seconds,
+    )
+    roles = (k.options for k in space.knobs if k.name.startswith("role/") and isinstance(k, Choice))
+    alone = not set(space.base.workers).isdisjoint(space.base.servers) or any("both" in options for options in roles)
+    sent = demand.model_bytes + demand.whole_push_bytes
+    if not (any(times) or latency_seconds or (sent and not alone)):
+        raise Rejected(
+            "Cannot train a job whose mini-batches take no time: give its demand sample_seconds or fixed_seconds."
+        )
 
 
 def check_learning(optimizer: str, aggregation: str, space: Space, *, tables: bool) -> None:

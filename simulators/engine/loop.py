@@ -40,12 +40,21 @@ from simulators.engine.job_state import (
     with_work,
 )
 from simulators.engine.lanes import anywhere
-from simulators.engine.learning import Learned, TrainingData
+from simulators.engine.learning import Learned, Released, TrainingData
 from simulators.engine.one_function import as_one, decides_apart, gradients_as_one, large_as_one, marked, told_xla
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 from tuners.actions import Decision, Push
 
 __all__ = ["advance", "advance_lanes"]
+
+
+class _Event(NamedTuple):
+    """What ends the timing part of a step, if it is no limit."""
+
+    worker: Array  # int32: of the last event
+    pushed: Array  # bool: it completed a push
+    losses: tuple[Array, ...] = ()  # of the mini-batch, before and after the update; only for a policy that probes
+    rings: Array | None = None  # bool: there is no push, and the policy's timer has run down; None: it sets none
 
 
 class _Pushed(NamedTuple):
@@ -58,10 +67,7 @@ class _Pushed(NamedTuple):
     accept: Array  # bool: the policy accepts its gradient
     take: Array  # bool: the servers update the parameters now
     grouped: Array  # int32: gradients in that update
-    release: Array  # bool [k]: workers that begin a mini-batch now
-    pulls: Any  # bool [k]: of these, those that pull; () where all do
-    order: Any  # `learning.PullOrder` of them; () without a model
-    begun: Array  # int32 [k]: the number of the first mini-batch in each worker's cycle; [0] without a model
+    released: Released
     due: Array  # bool: the parameters are to be validated
     rounds: Any  # bool scalars, `Decision.later` and `Decision.turn`; () where servers keep no table of gradients
     row: Array  # float64 [11]: its record, validation not yet filled in
@@ -162,15 +168,15 @@ def _step(
         travel = partial(_travel, program, inputs, until_seconds)
         policy, clock = clock.policy, clock._replace(policy=())
         clock, worker, pushed = events(lambda clock, *_: travel(clock), clock, last.worker, last.yes)
-        losses = _probe(program, data, inputs, clock, learned, worker)
-        push, _ = _push_counted(inputs, clock, worker, pushed, losses)
+        event = _Event(worker, pushed, _probe(program, data, inputs, clock, learned, worker))
+        push, _ = _push_counted(inputs, clock, event)
         if decides_apart(program, policy, push):
             made, decision = program.decide(policy, push)
             _check_kept_kind(policy, made)
-            clock, done = events(partial(settle, worker, pushed, losses, decided=decision), clock, last)
+            clock, done = events(partial(settle, event, decided=decision), clock, last)
             clock = clock._replace(policy=jax.tree.map(partial(jnp.where, pushed), made, policy))
         else:
-            clock, done = events(partial(settle, worker, pushed, losses), clock._replace(policy=policy), last)
+            clock, done = events(partial(settle, event), clock._replace(policy=policy), last)
         clock, done, learned = learn(clock, done, learned)
     else:
         clock, done = events(turn, clock, last)
@@ -203,21 +209,19 @@ def _learn(
     )
     if learned.touched:
         learned = learned._replace(touched=embedding.count_push(learned.touched, done.worker, done.yes))
-    learned, loss, order = learning.pull(
+    learned, loss, released = learning.pull(
         program.model,
         data,
         inputs,
         learned,
         clock.loss,
-        done.release,
-        done.begun,
-        done.order,
+        done.released,
         lanes=program.lanes,
         idle=program.idle,
-        pulls=done.pulls,
         together=together,
     )
-    return with_bytes(inputs, clock._replace(loss=loss), learned, done.release), done._replace(order=order), learned
+    clock = with_bytes(inputs, clock._replace(loss=loss), learned, released.workers)
+    return clock, done._replace(released=released), learned
 
 
 def _validated(
@@ -262,10 +266,12 @@ def _nothing(program: Program, inputs: EngineInputs, state: State, clocks: Array
         accept=no,
         take=no,
         grouped=zero,
-        release=nobody,
-        pulls=nobody if inputs.copies else (),
-        order=learning.pull_order(inputs.active, nobody, lanes=program.lanes) if learns else (),
-        begun=jnp.zeros(inputs.active.shape[0] if learns else 0, jnp.int32),
+        released=Released(
+            workers=nobody,
+            pulls=nobody if inputs.copies else (),
+            order=learning.pull_order(inputs.active, nobody, lanes=program.lanes) if learns else (),
+            begun=jnp.zeros(inputs.active.shape[0] if learns else 0, jnp.int32),
+        ),
         due=no,
         rounds=(no, no) if _keeps_table(program) else (),
         row=row,
@@ -286,7 +292,7 @@ def _travel_and_settle(
 ) -> tuple[Clock, _Pushed]:
     if not program.timers:
         clock, worker, pushed = _travel(program, inputs, until_seconds, clock)
-        return settle(worker, pushed, (), clock, last)
+        return settle(_Event(worker, pushed), clock, last)
     timer = clock.timer[0]
     clock, worker, pushed = _travel(program, inputs, jnp.minimum(until_seconds, timer), clock)
     rings = ~pushed & (clock.status == RUNNING) & (timer <= until_seconds)
@@ -295,7 +301,7 @@ def _travel_and_settle(
         inputs, clock.seconds, clock.flight, now, discipline=program.discipline, overlapping=program.overlapping
     )
     flight = jax.tree.map(partial(jnp.where, rings), flight, clock.flight)
-    return settle(worker, pushed, (), clock._replace(seconds=now, flight=flight), last, rings)
+    return settle(_Event(worker, pushed, rings=rings), clock._replace(seconds=now, flight=flight), last)
 
 
 def _travel(program: Program, inputs: EngineInputs, until_seconds: Array, clock: Clock) -> tuple[Clock, Array, Array]:
@@ -323,21 +329,19 @@ def _settle(
     program: Program,
     inputs: EngineInputs,
     wanted: Array,
-    worker: Array,
-    pushed: Array,
-    losses: tuple[Array, ...],
+    event: _Event,
     clock: Clock,
     last: _Pushed,
-    rings: Array | None = None,
     decided: Decision | None = None,
 ) -> tuple[Clock, _Pushed]:
     """Count the push, let the policy decide, and let the workers that it releases begin a cycle.
 
-    `wanted`: after so many pushes the run ends. `rings`: the policy's timer has run down, and there is no push. `decided`:
-    what the policy has decided already; its state is then none of the clock's.
+    `wanted`: after so many pushes the run ends. `decided`: what the policy has decided already; its state is then none of
+    the clock's.
     """
+    worker, pushed, _, rings = event
     acted = pushed if rings is None else pushed | rings
-    push, left = _push_counted(inputs, clock, worker, pushed, losses, rings)
+    push, left = _push_counted(inputs, clock, event)
     policy, decision = program.decide(clock.policy, push) if decided is None else ((), decided)
     _check_kept_kind(clock.policy, policy)
     accept = jnp.asarray(decision.accept) & ~clock.testing
@@ -383,30 +387,25 @@ def _settle(
         accept=pushed & accept,
         take=take,
         grouped=grouped,
-        release=release,
-        pulls=pulls if inputs.copies else (),
-        order=learning.pull_order(inputs.active, release, lanes=program.lanes) if learns else (),
-        begun=first_drawn(clock) if learns else last.begun,
+        released=Released(
+            workers=release,
+            pulls=pulls if inputs.copies else (),
+            order=learning.pull_order(inputs.active, release, lanes=program.lanes) if learns else (),
+            begun=first_drawn(clock) if learns else last.released.begun,
+        ),
         due=pushed & (clock.pushes % inputs.evaluate_clocks == 0) if learns else last.due,
         rounds=(jnp.asarray(decision.later), jnp.asarray(decision.turn) & pushed) if _keeps_table(program) else (),
         row=row,
     )
 
 
-def _push_counted(
-    inputs: EngineInputs,
-    clock: Clock,
-    worker: Array,
-    pushed: Array,
-    losses: tuple[Array, ...],
-    rings: Array | None = None,
-) -> tuple[Push, Array]:
+def _push_counted(inputs: EngineInputs, clock: Clock, event: _Event) -> tuple[Push, Array]:
     """What the policy sees of a push, which the clock does not count yet, and `Clock.left` after it."""
-    mine = (jnp.arange(inputs.active.shape[0]) == worker) & pushed
+    mine = (jnp.arange(inputs.active.shape[0]) == event.worker) & event.pushed
     left = _left_after(inputs, clock, mine)
     # A worker that has done its part leaves the group: others must not wait for it.
     active = with_work(inputs, left)
-    return _push_seen(clock, worker, clock.clocks + mine, active, losses, rings), left
+    return _push_seen(clock, event, clock.clocks + mine, active), left
 
 
 def _left_after(inputs: EngineInputs, clock: Clock, mine: Array) -> Array:
@@ -441,22 +440,20 @@ def _kind(value: Any) -> str:
     return f"{jnp.result_type(value)}{list(jnp.shape(value))}"
 
 
-def _push_seen(
-    clock: Clock, worker: Array, clocks: Array, active: Array, losses: tuple[Array, ...], rings: Array | None
-) -> Push:
-    """What the policy sees of the push, or of its timer that has run down (`rings`)."""
+def _push_seen(clock: Clock, event: _Event, clocks: Array, active: Array) -> Push:
+    """What the policy sees of the push, or of its timer that has run down."""
     push = Push(
-        worker=worker,
+        worker=event.worker,
         clocks=clocks,
         waiting=active & (clock.flight.phase == timing.WAIT),
         active=active,
         seconds=clock.seconds,
-        staleness=clock.version - clock.pulled[worker],
-        loss=clock.loss[worker],
+        staleness=clock.version - clock.pulled[event.worker],
+        loss=clock.loss[event.worker],
     )
-    if losses:
-        push = push._replace(loss_before=losses[0], loss_after=losses[1])
-    return push if rings is None else push._replace(timer=rings)
+    if event.losses:
+        push = push._replace(loss_before=event.losses[0], loss_after=event.losses[1])
+    return push if event.rings is None else push._replace(timer=event.rings)
 
 
 def _record(clock: Clock, push: Push) -> Array:

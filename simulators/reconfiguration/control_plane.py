@@ -1,7 +1,7 @@
 """The control plane in simulated time (SimPy): it owns the time of everything except training, and the nodes.
 
 Its events have exact times that do not depend on how a run is cut into windows: episodes of slowness and delays of links
-begin and end, nodes join, leave and fail, steps of a reconfiguration end. `SimulatedSystem` lets the engine train up to the
+begin and end, nodes join, leave and fail, steps of a reconfiguration end. `TrainingTime` lets the engine train up to the
 next event, and then lets the control plane act.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import simpy
 
-from simulators.engine.inputs import Effects
+from simulators.engine.preparation import Effects
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
 from simulators.reconfiguration.plan import Load, ReconfigurationPlan, Step
@@ -64,7 +64,7 @@ class _Placement:
         old, new = self._ends.old, self._ends.new
         if not (old.data_shares or new.data_shares):
             return ()
-        held = self._shares("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]))
+        held = self._shares("data", old.data_by_worker(), new.data_by_worker())
         total = sum(held.get(w, 0.0) for w in workers)
         return tuple(held.get(w, 0.0) / total for w in workers)
 
@@ -72,7 +72,7 @@ class _Placement:
         """The share of each server that holds some of the model, and the owner of each block where the model is tables."""
         old, new = self._ends.old, self._ends.new
         if not self._holders:
-            return self._shares("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1])), ()
+            return self._shares("model", old.model_by_server(), new.model_by_server()), ()
         owners = tuple(holders[0] for holders in self.holders())
         held = {n: owners.count(n) / len(owners) for n in dict.fromkeys((*old.servers, *new.servers))}
         return {n: share for n, share in held.items() if share > 0}, owners
@@ -83,11 +83,8 @@ class _Placement:
         owned = ((now[0] if i in self._moved_numbers else was[0], was, now) for i, (was, now) in both)
         return tuple((owner, *(s for s in now if s in was and s != owner)) for owner, was, now in owned)
 
-    def _shares(
-        self, of: str, old: tuple[tuple[str, ...], tuple[float, ...]], new: tuple[tuple[str, ...], tuple[float, ...]]
-    ) -> dict[str, float]:
+    def _shares(self, of: str, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
         """Each node's share, as far from the old to the new one as its blocks have moved; only of nodes that hold some."""
-        before, after = dict(zip(*old, strict=True)), dict(zip(*new, strict=True))
         found = {}
         for node in dict.fromkeys((*before, *after)):
             to_move = self._to_move[of, node]
@@ -237,7 +234,7 @@ class PlanSteps:
             workers=self.workers,
             out=self._transfers.out,
             into=self._transfers.into,
-            pull_shares=self._on_demand.pull_shares(dict(zip(new.servers, new.shares()[1], strict=True))),
+            pull_shares=self._on_demand.pull_shares(new.model_by_server()),
             push_factor=1.0 + self._on_demand.unmoved,
             redirects=len(moving),
             blocked_until_seconds=self._transfers.busy_until_seconds("model"),

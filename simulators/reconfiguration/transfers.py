@@ -2,7 +2,7 @@
 
 A NIC is divided evenly between its transfers and training, which counts as one transfer. Transfers of one group, such as all
 from one sender, share a further limit, because serialising takes the sender's processor. What transfers do not use is left
-to training (`simulators.engine.inputs.Effects`), but transfers do not get what training leaves idle: rates are constant
+to training (`simulators.engine.preparation.Effects`), but transfers do not get what training leaves idle: rates are constant
 between the control plane's events, and training changes its demand much more often.
 """
 
@@ -21,7 +21,7 @@ _ROUNDING_BYTES = 1e-6  # less than this is left by rounding only
 class _Transfer:
     def __init__(self, source: str, target: str, left_bytes: float, group: tuple[str, float], done: simpy.Event) -> None:
         self.source, self.target, self.left_bytes = source, target, left_bytes
-        self.group = group  # its name, and what all streams of that name may move together, bytes per second
+        self.group = group  # its name, and what all transfers of that name may move together, bytes per second
         self.done = done
         self.rate = 0.0
 
@@ -51,8 +51,8 @@ class Transfers:
     def scale(self, factor: float) -> None:
         """Leave only this part of what every transfer has yet to move; pushes have carried the rest."""
         self._progress()
-        for stream in self._under_way:
-            stream.left_bytes *= factor
+        for transfer in self._under_way:
+            transfer.left_bytes *= factor
         self._share()
 
     def stop(self) -> None:
@@ -77,14 +77,14 @@ class Transfers:
 
     def _used(self, end: str) -> dict[str, float]:
         used: dict[str, float] = {}
-        for stream in self._under_way:
-            used[getattr(stream, end)] = used.get(getattr(stream, end), 0.0) + stream.rate
+        for transfer in self._under_way:
+            used[getattr(transfer, end)] = used.get(getattr(transfer, end), 0.0) + transfer.rate
         return used
 
     def _progress(self) -> None:
         passed, self._since = self._env.now - self._since, self._env.now
-        for stream in self._under_way:
-            stream.left_bytes -= stream.rate * passed
+        for transfer in self._under_way:
+            transfer.left_bytes -= transfer.rate * passed
 
     def _share(self) -> None:
         """Set all rates anew, and wake up when the first transfer ends."""
@@ -110,5 +110,5 @@ class Transfers:
         through = through or [min(self._under_way, key=lambda s: s.left_bytes / s.rate)]
         self._under_way = [s for s in self._under_way if s not in through]
         self._share()
-        for stream in through:
-            stream.done.succeed()
+        for transfer in through:
+            transfer.done.succeed()

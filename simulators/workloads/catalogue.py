@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from simulators import own_code
+from simulators.programs import own_code
 from simulators.workloads.data_tables import (
     BreastCancer,
     Cifar10,
@@ -39,6 +39,7 @@ from tuners.near_names import near_keys, near_names
 
 __all__ = [
     "dataset",
+    "demand_of",
     "gradients_of",
     "learnt",
     "load_workloads",
@@ -134,6 +135,11 @@ def learnt(
     """Model and data of the named workload with `overrides`; (None, None) if it is timing-only. Raises as `workload`."""
     job = _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {})))
     return job.model, job.data
+
+
+def demand_of(name: str, overrides: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None) -> Demand:
+    """The demand of the named workload with `overrides`. Raises as `workload`."""
+    return _overridden(name, _table(name, tables or {}), dict(_flat(overrides or {}))).demand
 
 
 def gradients_of(

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from simulators.stored_programs import StoredProgram
+from simulators.programs.stored_programs import StoredProgram
 from simulators.workloads.datasets import Dataset
 from simulators.workloads.model_tables import (
     Cnn,

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from simulators.own_code import OwnCode, read
-from simulators.stored_programs import StoredProgram
+from simulators.programs.own_code import OwnCode, read
+from simulators.programs.stored_programs import StoredProgram
 from simulators.workloads.datasets import Arrays, Dataset
 from simulators.workloads.model_tables import OwnModel
 from tuners.near_names import did_you_mean

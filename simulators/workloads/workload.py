@@ -116,3 +116,8 @@ class Workload:
     learning_rate: float = 0.01  # a value that works without tuning
     summary: str = ""  # one line
     source: str = ""  # publication of the figures
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether mini-batches pull and push rows of embedding tables, and not the whole model."""
+        return self.proxy is not None and self.proxy.embedding is not None

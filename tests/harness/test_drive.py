@@ -136,6 +136,21 @@ def test_a_job_that_diverges_or_deadlocks_says_so() -> None:
     assert ended(reckless_never(), lonely)[1].status == "deadlock"
 
 
+def test_a_job_that_deadlocks_while_a_tuner_would_think_is_no_fault_of_it() -> None:
+    """With `thinking_seconds` a job can end before the window that the harness asks for: then there is nothing to tell."""
+
+    class Thoughtful(Toy):
+        def perform(self, action: Action[Any]) -> Any:
+            if self.now > 5.0:
+                self.status = "deadlock"
+                raise Rejected(f"Cannot run branch 0: it has {self.status}; free it and go on with another.")
+            return super().perform(action)
+
+    exchanges, outcome = ended(reckless_never(), Thoughtful(toy().job))
+    assert (outcome.status, outcome.reason) == ("deadlock", "")
+    assert exchanges[-1].after_end
+
+
 def reckless_never() -> Tuner:
     yield from ()
 

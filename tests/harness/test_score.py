@@ -105,7 +105,10 @@ def test_a_run_that_missed_its_target_counts_with_its_budget_and_a_reason() -> N
     )
     assert "no push was completed in this time" in scored(status="budget").score.reason
     stopped = (20.0, Evaluate(), Evaluation(0.0, 0, 2.3, 0.1))
-    assert "as what the tuner asked for stopped training for 20 s of these." in scored(stopped, status="budget").score.reason
+    assert (
+        "as training was stopped for 20 s of these, by what the tuner asked for, or by machines"
+        in scored(stopped, status="budget").score.reason
+    )
     assert scored(run, status="diverged").score.reason == "The loss was no longer finite after 3 s."
     assert "no worker was left" in scored(run, status="deadlock").score.reason
     row = scored(run, status="error", reason="It rained.").score
@@ -153,6 +156,8 @@ def test_a_stall_that_ends_after_the_budget_counts_until_its_end() -> None:
     assert (row.overhead_seconds, row.slow_seconds) == (4.0, 1.0)
     forked = scored((16.0, Run(seconds=16), window(0, 16, 9)), (29.0, Fork(), 1), status="budget").score
     assert forked.overhead_seconds == 4.0
+    refused = (16.0, Fork(), Rejected("Cannot fork."))  # in a job whose tuners' thinking takes time, in which it trains
+    assert scored(refused, (16.0, Run(seconds=16), window(0, 16, 9)), status="budget").score.overhead_seconds == 0.0
     judged = (29.0, Evaluate(), Evaluation(18.0, 9, 1.0, 0.5))
     assert scored((18.0, Run(seconds=18), window(0, 18, 9)), judged, status="budget").score.overhead_seconds == 2.0
 

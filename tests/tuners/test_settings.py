@@ -214,6 +214,7 @@ def test_new_roles_start_with_even_shares():
         ({"staleness": -1}, "at least 0"),
         ({"transfer_bits": 8}, "choose 16 or 32"),
         ({"learning_rate": float("nan")}, "must not be negative"),
+        ({"learning_rate": float("inf")}, "must not be negative or infinite"),
         ({"momentum": 1.5}, "momentum lies in"),
         ({"inter_threads": 2}, "holds it at 0"),
         ({"policy": "gossip"}, "this scenario allows"),

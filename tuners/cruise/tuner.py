@@ -151,7 +151,7 @@ def cruise(
         current = seen.setting or current
         monitor.add(seen, job)
         at_work = [w for w in current.workers if w in resources.names]
-        holding = [s for s, m in zip(current.servers, current.shares()[1], strict=True) if m > 0 and s in resources.names]
+        holding = [s for s, m in current.model_by_server().items() if m > 0 and s in resources.names]
         if not monitor.ready(at_work, least, holding if term in ("own", "queue") else ()):
             continue
         readings = monitor.readings(at_work)

@@ -52,7 +52,7 @@ def _slowest_pace(seen: Window, setting: Setting, target: Target) -> float:
 
     From the mean cycle of each worker, because a trial has few pushes per worker to count.
     """
-    parts, paces = dict(zip(setting.workers, setting.shares()[0], strict=True)), []
+    parts, paces = setting.data_by_worker(), []
     for worker in seen.workers:
         cycles = worker.compute_seconds + worker.pull_seconds + worker.push_seconds + worker.wait_seconds
         done = worker.pushes if target.metric == "clocks" else worker.samples

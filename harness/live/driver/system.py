@@ -25,7 +25,7 @@ from harness.live.driver.view.status import JobStatus
 from harness.live.processes.runtime import Processes
 from harness.live.worker.spec import Spec
 from simulators import jobs
-from simulators.engine import inputs
+from simulators.engine import preparation
 from tuners import policies
 from tuners.actions import (
     Action,
@@ -212,7 +212,7 @@ class LiveSystem:
         elif branch.status == "running":
             rows, end = int(np.searchsorted(moments, limit, side="right")), limit
         events, self._control.losses.node_events = tuple(self._control.losses.node_events), []
-        loads = inputs.loads(self._spec.scenario.cluster.nodes, branch.setting)
+        loads = preparation.loads(self._spec.scenario.cluster.nodes, branch.setting)
         return branch.window(
             self.job,
             rows=rows,

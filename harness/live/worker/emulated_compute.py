@@ -12,7 +12,7 @@ from harness.live.worker.spec import Spec
 from harness.live.worker.tasks import Computed, WorkerTask
 from simulators.cluster import trace_driven
 from simulators.cluster.profiles import node_seconds
-from simulators.engine import inputs
+from simulators.engine import preparation
 from simulators.engine.timing import mini_batch_seconds
 from tuners import policies
 
@@ -28,7 +28,7 @@ class EmulatedCompute:
         conditions, factors = trace_driven.expand_replay(scenario.conditions, nodes, scenario.budget.seconds, spec.seed)
         self._spec, self._kind = spec, dict(nodes)[node]
         self._worker = [name for name, _ in nodes].index(node)
-        self._inputs = inputs.build(
+        self._inputs = preparation.build(
             scenario.cluster,
             spec.workload,
             conditions,

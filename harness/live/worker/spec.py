@@ -24,7 +24,7 @@ from harness.live.worker.row_look_ups import RowLookUps, TablesAndRest
 from harness.live.worker.tasks import Computed, TaskKind, WorkerTask
 from harness.scenario import Scenario, job, own_model, parse, workload_of
 from simulators import jobs
-from simulators.engine import inputs, learning
+from simulators.engine import learning, preparation
 from simulators.engine.learning import LearningProgram, TrainingData
 from simulators.engine.limits import REVISING
 from simulators.workloads.workload import Workload
@@ -134,7 +134,7 @@ class Spec:
         rows: so it comes when the pushes since the last one are as many bytes as the model."""
         if (tables := self.layout.tables) is None:
             return 0
-        largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
+        largest = max(map(sum, preparation.loads(self.scenario.cluster.nodes, self.job.start).values()))
         return max(self.layout.size // (tables.width * len(self.rows_of(Release(0, 0, 0, 0, 0, largest, 0, 1 << 30)))), 20)
 
     @cached_property
@@ -212,7 +212,7 @@ class Spec:
 
     def warm_up(self, *, validates: bool = False) -> None:
         """Compile before the job begins: for the first task of a worker, or with `validates` of the evaluator."""
-        largest = max(map(sum, inputs.loads(self.scenario.cluster.nodes, self.job.start).values()))
+        largest = max(map(sum, preparation.loads(self.scenario.cluster.nodes, self.job.start).values()))
         work = None if validates else Release(0, 0, 0, 0, 0, largest, 0, 1)
         kind: TaskKind = "evaluate" if validates else "gradient"
         if self.layout.tables is None:
@@ -242,7 +242,7 @@ class Spec:
             )
         if setting.policy == "quorum":
             raise Rejected("Cannot wait for a quorum in a live job: its policies set no timers; choose another policy.")
-        inputs.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
+        preparation.compute_times(self.scenario.cluster.nodes, self.workload.demand, setting)
         self.live_job.shards(setting)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,8 +282,8 @@ class ShardsOf:
 
     spec: Spec
 
-    def __call__(self, setting: Setting) -> inputs.Shards:
-        return inputs.shards(self.spec.scenario.cluster.nodes, self.spec.workload, setting)
+    def __call__(self, setting: Setting) -> preparation.Shards:
+        return preparation.shards(self.spec.scenario.cluster.nodes, self.spec.workload, setting)
 
 
 # -------------------------------------------------------------------------------------------------------------- computing

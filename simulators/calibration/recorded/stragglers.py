@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from traces.schema import assumed_numbers
+
 __all__ = ["ERROR_OF_MEDIAN", "Sleeper", "sleepers"]
 
 ERROR_OF_MEDIAN = 1.2533
@@ -77,9 +79,8 @@ def sleepers(
         for (worker,), own in timed.group_by("worker", maintain_order=True):
             low, middle, high = np.quantile(own["compute_seconds"].to_numpy(), [0.16, 0.5, 0.84])
             of_workers[worker] = _Seen(float(middle), float(high - low) / 2, own.height)
-        seen.setdefault(setting["run"], []).append(
-            _Segment(of_workers, _by_number(own_numbers or sorted(of_workers), sizes))
-        )
+        numbered = own_numbers or assumed_numbers(of_workers, len(sizes))
+        seen.setdefault(setting["run"], []).append(_Segment(of_workers, dict(zip(numbered, sizes, strict=False))))
     found = {}
     for run, each in seen.items():
         workers = {worker for segment in each for worker in segment.seen}
@@ -92,13 +93,6 @@ def sleepers(
             if sleep is not None:
                 found[run, worker] = sleep
     return dict(sorted(found.items()))
-
-
-def _by_number(workers: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
-    """The samples in a mini-batch of each of these workers, which are in the order of sizes; numbers may begin with 1."""
-    if len(workers) == len(sizes):
-        return dict(zip(workers, sizes, strict=True))
-    return {worker: sizes[worker] for worker in workers if worker < len(sizes)}  # some have not pushed
 
 
 def _pairs(worker: int, segments: Sequence[_Segment], among: AbstractSet[int], quickest: float = 1.0) -> list[_Pair]:

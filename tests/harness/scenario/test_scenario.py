@@ -297,6 +297,10 @@ BATCH = "batch_size = { choice = [2, 4] }"
 TARGET = 'metric = "loss"\nvalue = 0.1'
 RATE = "real = [0.01, 1.0]"
 NODES = '[{ type = "edge-4core", count = 5 }]'
+DEMAND = "model_bytes = 2e4"
+NO_TIME = "model_bytes = 0, push_bytes = 0, sample_seconds = 0, fixed_seconds = 0, message_seconds = 0, apply_seconds = 0"
+ALONE = f'{NO_TIME.replace("model_bytes = 0", DEMAND)} }} }}\n[start]\nworkers = ["n0"]\nservers = ["n0"]'
+LOSSES = "[[conditions.losses]]\nevery_seconds = 1e-7\n[budget]"
 SLEEPS = "[conditions.sleeps]\nprobability = 2.0\nmean_seconds = 1\n[budget]"
 STRAGGLERS = "[conditions.stragglers]\nmean_seconds = 1\nnodes = ['n7']\n[budget]"
 
@@ -411,6 +415,16 @@ WRONG: list[tuple[str, str, str]] = [
     ("[budget]", "[conditions]\njitter = -0.1\n[budget]", r"\[conditions\] .*jitter = -0.1"),
     ("[budget]", SLEEPS, r"\[conditions\] .*sleeps\.probability = 2\.0"),
     ("[budget]", STRAGGLERS, r"\[conditions\] .*node 'n7': this cluster has n0"),
+    (DEMAND, NO_TIME, r"\[workload\] Cannot train a job whose mini-batches take no time: give its demand sample_seconds"),
+    (f"{DEMAND} }} }}\n[start]\nworker_count = 3", ALONE, r"\[workload\] .*mini-batches take no time"),
+    ("[budget]", LOSSES, r"\[conditions\] .*lose each node every 1e-07 s: .*budget of 20 s; give at least 0.0001 s"),
+    (
+        "[budget]",
+        "[[conditions.losses]]\nevery_seconds = 9\nspot = true\n[budget]",
+        r"\[conditions\] .*none of n0, .*is one",
+    ),
+    (NODES, f"{NODES}\nserver_threads = 10001", r"\[cluster\] server_threads: expected `int` <= 10000"),
+    ("learning_rate = 0.05", "learning_rate = inf", r"\[start\] .*learning_rate inf.*must not be negative or infinite"),
     ("[budget]", "[costs]\nrestart_seconds = -1\n[budget]", r"\[costs\] .*restart_seconds = -1"),
     ("[budget]", "[costs]\nevaluate_seconds = -1\n[budget]", r"\[costs\] .*evaluate_seconds = -1"),
     ("[budget]", "[rules]\ninstall_policy = true\n[budget]", r"\[rules\] install_policy: .*did you mean install_policies"),

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
@@ -102,6 +103,26 @@ def test_figures_are_whole_and_labelled(drawn):
         assert root.get("role") == "img"
         assert root.get("aria-label") == figure.caption
         assert root.get("viewBox")
+
+
+def test_progress_of_thin_lines_alone_has_no_legend(results):
+    """`fixed` was not validated once, and no tuner leads: matplotlib warns of a legend without lines."""
+    seen, rows = results.evaluations.filter(pl.col("tuner") != "fixed"), summary(results)
+    behind = rows.with_columns(standing=pl.lit("behind"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = progress(seen, results.settings, results.scores, behind, "accuracy", "e", 0.95)
+    assert set(figure.data["tuner"]) == {"tpe", "cruise"}
+
+
+def test_a_model_that_was_validated_before_it_was_trained_only_has_axes(results):
+    """Its one value is at 0 s: matplotlib warns of axes without a length."""
+    first = results.evaluations.group_by("tuner", "seed", maintain_order=True).first().with_columns(seconds=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curves = learning_curves(first, list(TUNERS), "accuracy", "b", 0.95)
+        both = progress(first, results.settings, results.scores, summary(results), "accuracy", "e", 0.95)
+    assert set(curves.data["seconds"]) == set(both.data["seconds"]) == {0.0}
 
 
 def test_the_same_results_give_the_same_bytes(results, drawn):

@@ -15,9 +15,10 @@ from simulators.calibration.discrepancy import Discrepancy, positions
 from simulators.calibration.fit import Constants, Fit, closed_form_cycles, fit_all, predicted
 from simulators.calibration.output import Provenance
 from simulators.calibration.predictions import LARGER, OTHER, UNLIKE
-from simulators.calibration.recorded.recordings import Noise, Recording, joined, with_links_of
+from simulators.calibration.recorded.recordings import Recording, joined, with_links_of
 from simulators.calibration.recorded.row import Row
 from simulators.calibration.recorded.stragglers import Sleeper
+from simulators.calibration.recorded.timed_pushes import Noise
 from simulators.calibration.spread import log_half_widths
 from simulators.calibration.validation import ablated, check, check_other, lacking
 

@@ -15,9 +15,11 @@ from simulators.cluster.conditions import (
     Episode,
     LinkDelay,
     NodeChange,
+    RackLosses,
     Sleeps,
     Stragglers,
     check,
+    check_lasting,
     link_delays,
     straggling,
 )
@@ -160,8 +162,30 @@ def test_impossible_conditions_are_refused(conditions, reason):
         check(conditions, NODES)
 
 
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        (Conditions(episodes=(Episode("a", 0.0, 0.0, 2.0, 1e-300),)), "repeat an episode of a every 1e-300 s"),
+        (
+            Conditions(delays=(LinkDelay(("a", "b"), 1.0, 0.0, 1e-9, 1e-9),)),
+            r"delay of a, b every 1e-09 s: that is 1e\+11 times",
+        ),
+        (Conditions(losses=(RackLosses(1e-5),)), "lose each node every 1e-05 s: .*at least 0.0004 s"),
+    ],
+)
+def test_conditions_of_which_a_run_would_never_see_the_end_are_refused(conditions, reason):
+    check(conditions, NODES)
+    with pytest.raises(ValueError, match=reason):
+        check_lasting(conditions, NODES, 100.0)
+
+
+def test_conditions_that_come_again_a_million_times_pass():
+    check_lasting(Conditions(episodes=(Episode("a", 0.0, 0.0, 2.0, 1e-4),), losses=(RackLosses(4e-4),)), NODES, 100.0)
+
+
 def test_usual_conditions_pass():
     check(Conditions(), NODES)
+    check_lasting(msgspec.toml.decode(TEXT.encode(), type=Conditions), NODES, 1e6)
     check(msgspec.toml.decode(TEXT.encode(), type=Conditions), NODES)
 
 
@@ -214,6 +238,17 @@ def test_thinking_takes_its_time_and_training_goes_on_meanwhile():
     assert [w.start_seconds for w in windows[1:]] == [w.end_seconds for w in windows[:-1]]
     pushes = together(windows)
     assert_same_bytes(pushes, quick.perform(Run(clocks=len(pushes.seconds))).pushes)
+
+
+@pytest.mark.parametrize("action", [Evaluate(), Fork(0)])
+def test_nothing_is_trained_during_thinking_after_the_budget_has_ended(action):
+    simulated = learning(Conditions(thinking_seconds=40.0), budget_seconds=60.0)
+    windows = [simulated.perform(Run(seconds=5.0))]
+    simulated.perform(action)
+    assert simulated.now >= 60.0
+    windows.append(simulated.perform(Run(clocks=1)))  # tells what was trained meanwhile
+    pushes = together(windows)
+    assert 45.0 < pushes.seconds.max() <= 60.0
 
 
 def test_a_fork_does_not_report_the_pushes_of_its_parent_during_thinking():

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.engine import loop
-from simulators.engine.inputs import cycle_costs
 from simulators.engine.links import network
+from simulators.engine.preparation import cycle_costs
 from simulators.workloads.workload import Demand
 from tests.support.marks import examples, slow
 from tests.support.oracle import Backup, Bounded, Dynamic, Few, Oracle

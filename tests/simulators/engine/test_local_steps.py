@@ -161,7 +161,8 @@ def test_numbers_of_steps_that_make_no_sense_are_refused():
         ({"node_steps": ((simulated.job.start.workers[0], 0),)}, "Cannot take 0 local steps on"),
         ({"node_steps": (("nobody", 2),)}, "Cannot take 2 local steps on 'nobody'"),
         ({"node_steps": ((simulated.job.start.workers[0], 9),)}, "this scenario allows 1 to 8"),
-        ({"outer_momentum": 1.0}, "outer_momentum 1.0: the rate must be positive and the momentum lies in"),
+        ({"outer_momentum": 1.0}, "outer_momentum 1.0: the rate must be positive and finite, and the momentum"),
+        ({"outer_rate": float("inf")}, "with outer_rate inf"),
     ):
         with pytest.raises(Rejected, match=reason):
             simulated.perform(Reconfigure(replace(simulated.job.start, **changes)))

@@ -5,12 +5,12 @@ import jax
 import numpy as np
 import pytest
 
-from simulators import stored_programs
 from simulators.cluster.conditions import Conditions, Sleeps
 from simulators.engine import loop
 from simulators.engine.job_state import Records
 from simulators.engine.one_function import decides_apart, gradients_as_one, large_as_one, told_xla
-from simulators.stored_programs import StoredProgram
+from simulators.programs import stored_programs
+from simulators.programs.stored_programs import StoredProgram
 from tests.support.marks import slow
 from tests.support.small_jobs import MODEL, Cluster, Setting, Softmax, job, machine, system
 from tuners import policies

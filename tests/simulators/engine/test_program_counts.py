@@ -26,7 +26,7 @@ jax.monitoring.register_event_duration_secs_listener(
     lambda name, seconds, **facts: compiled.append(name) if name.endswith("backend_compile_duration") else None
 )
 from harness.machines import program_cache
-from simulators import stored_programs
+from simulators.programs import stored_programs
 program_cache.use()
 stored_programs.use_store(None)  # a program that is read as a whole would not count
 from harness.scenario.scenario import load, system

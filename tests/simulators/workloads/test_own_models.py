@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from harness.scenario import job, load, own_model, parse, system, workload_of
-from simulators import stored_programs
-from simulators.code_digest import UnknownCodeError, digest
-from simulators.stored_programs import StoredProgram
+from simulators.programs import stored_programs
+from simulators.programs.code_digest import UnknownCodeError, digest
+from simulators.programs.stored_programs import StoredProgram
 from simulators.workloads import own_models
 from simulators.workloads.catalogue import load_workloads, workload
 from tuners.actions import Run
@@ -223,7 +223,7 @@ def test_an_unchanged_model_is_found_again_and_a_changed_one_never(mine, monkeyp
 
 
 def read_module(mine):
-    from simulators.own_code import read
+    from simulators.programs.own_code import read
 
     return read(mine).module()
 

@@ -12,7 +12,7 @@ from scipy.stats import binom, norm
 
 from harness import scenario
 from reports.papers.bespoke_optimum import push_ends
-from simulators.engine.inputs import compute_times
+from simulators.engine.preparation import compute_times
 from simulators.workloads.catalogue import workload
 from tests.support.bespoke_truth import HYPERTHREAD, SPEEDS, Truth
 from tuners.bespoke_bo.communication import communication

@@ -84,7 +84,7 @@ def test_several_types_get_the_optimum_of_fig_3_with_its_shares():
     data = dict(zip(wanted.workers, wanted.data_shares, strict=True))
     assert data["f0"] / data["s0"] == pytest.approx(best.data[1] / best.data[0])
     assert sum(wanted.data_shares) == pytest.approx(1)
-    model = dict(zip(wanted.servers, wanted.shares()[1], strict=True))
+    model = wanted.model_by_server()
     assert sum(model.values()) == pytest.approx(1)
     assert wanted.workers == ("s0", "s1", "s2", "f0", "f1")  # f1 is the only server that is made a worker
 

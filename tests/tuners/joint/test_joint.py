@@ -60,6 +60,15 @@ def test_near_the_edge_of_stability_fewer_gradients_at_once_reach_the_target_soo
     assert ours.seconds < share * theirs.seconds
 
 
+@pytest.mark.slow
+def test_a_start_that_does_not_train_is_left():
+    """A rate of 0 is no heat: it ended joint with a math domain error."""
+    found = scenario.load("digits-logistic")
+    cold = replace(scenario.system(found, 0).job.start, learning_rate=0.0)
+    from_zero = harness.scenario("digits-logistic", name="zero", free={"learning_rate": {"real": [0.0, 1.0]}})
+    assert completed(from_zero, cold).status == "target"
+
+
 def test_where_only_places_are_free_it_is_cruise_or_the_bespoke_bo():
     for name, other in (("cruise-nmf-mixed", "tuners.cruise"), ("boat-digits", "tuners.bespoke_bo")):
         system = scenario.system(scenario.load(name), 0)

@@ -103,7 +103,9 @@ def cycle_seconds(measured: Mapping[int, tuple[float, float]]) -> Callable[[int]
     """
     batches, (seconds, computing) = list(measured), np.array(list(measured.values())).T
     rows = np.array([(0.0 if len(batches) == 1 else 1.0, batch) for batch in batches])
-    (fixed, each), _ = nnls(rows / computing[:, None], np.ones(len(batches)))
+    # Relative errors; where a job only transfers, computing takes no time under any batch.
+    whole = np.where(computing > 0, computing, max(computing.max(), 1.0))
+    (fixed, each), _ = nnls(rows / whole[:, None], computing / whole)
     beside = float(np.mean(seconds - computing))
     return lambda batch: float(max(beside, 0.0) + fixed + each * batch)
 

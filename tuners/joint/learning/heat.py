@@ -53,6 +53,7 @@ COPIED = 4
 
 _MOST_MOMENTUM = 0.99  # more of it is not told apart
 _SLOT = 0.5  # bytes that are kept for a parameter, over its own, from which they are more than itself
+_LEAST_RATE = 1e-30  # what a rate of 0 counts as: no factor leads from 0 to another rate
 _SMALL = math.log(1.5)  # a factor below this is a correction, and does not ask for another one of a few rates
 _OUTER_MEDIAN, _OUTER_DEVIATION = 7.0, math.log(2.0)  # of effective outer rates: DiLoCo's, 0.7 with a momentum of 0.9
 
@@ -149,7 +150,7 @@ class RateHeat:
 
 
 def _effective_rate(rate: float, momentum: float) -> float:
-    return rate / (1 - min(momentum, _MOST_MOMENTUM))
+    return max(rate, _LEAST_RATE) / (1 - min(momentum, _MOST_MOMENTUM))
 
 
 def _rates(knob: Any) -> list[float]:
@@ -165,8 +166,8 @@ def _momenta(knob: Any) -> list[float]:
 
 
 def _is_axis(knob: Any) -> TypeGuard[Real | Choice]:
-    """Whether rates can be searched along a knob: a range, or two rates or more."""
-    return isinstance(knob, Real) or len(_rates(knob)) > 1
+    """Whether rates can be searched along a knob: a range that reaches beyond 0, or two rates or more."""
+    return (isinstance(knob, Real) and knob.high > 0) or len(_rates(knob)) > 1
 
 
 def _is_momentum_axis(knob: Any) -> TypeGuard[Real | Choice]:

@@ -193,7 +193,7 @@ class SystemModel:
     def _alike(self, setting: Setting) -> list[_Alike]:
         """The machines of `setting`, those that are alike together, with their names."""
         size = self._model_bytes * setting.transfer_bits / 32
-        shares = dict(zip(setting.servers, setting.shares()[1], strict=True))
+        shares = setting.model_by_server()
         compute = dict(zip(setting.workers, self._compute_seconds(setting), strict=True))
         alike = dict[tuple[float, ...], list[str]]()
         for name in dict.fromkeys((*setting.workers, *setting.servers)):

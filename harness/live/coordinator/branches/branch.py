@@ -24,7 +24,7 @@ from harness.live.coordinator.branches.decisions import Decided, Decider
 from harness.live.protocol.blocks import TableShape
 from harness.live.protocol.log import CommitEntry
 from harness.live.protocol.messages import worker as worker_name
-from simulators.engine.inputs import Shards
+from simulators.engine.preparation import Shards
 from tuners.actions import Push, Rejected, Setting, Status, SyncPolicy, Target
 from tuners.playing.system import check_no_table, check_no_timers
 

@@ -14,7 +14,7 @@ from simulators.cluster.cluster import Cluster
 from simulators.cluster.conditions import Conditions, Stragglers
 from tests.support.small_jobs import NAMES, SMALL, job, machine, start, system
 from traces.parts import scan
-from traces.schema import NODE_ORDER, TRACE
+from traces.schema import NODE_ORDER, TRACE, assumed_numbers
 from tuners.actions import Job, Run, Setting, Target, Tuner
 
 SPEEDS = dict(zip(NAMES, (1.0, 2.0, 4.0, 0.5, 1.0), strict=True))
@@ -85,3 +85,34 @@ def test_an_order_that_lacks_a_worker_is_not_used(tmp_path):
     partly = tables["runs"].with_columns(extras=pl.lit(json.dumps({NODE_ORDER: ["a", "e"]})))
     (row,) = read_tables(tables | {"runs": partly}).rows
     assert row == without_order(tables).rows[0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "count", "numbers"),
+    [
+        ({0, 1, 2}, 3, (0, 1, 2)),
+        ({1, 2, 3}, 3, (1, 2, 3)),
+        ({7, 4}, 2, (4, 7)),
+        ({1, 2}, 3, (0, 1, 2)),  # it cannot be told from numbers that begin with 1
+        ({1, 3}, 3, (1, 2, 3)),
+        ({5, 9}, 3, (5, 9, -1)),
+        ({0, 1, 2, 3}, 2, (0, 1)),  # the last pushes under the setting before are of more workers
+        ({1, 2, 3}, 2, (1, 2)),
+        (set(), 2, (0, 1)),
+        ({0}, 0, ()),
+    ],
+)
+def test_numbers_that_nothing_tells_are_those_of_the_rows(seen, count, numbers):
+    assert assumed_numbers(seen, count) == numbers
+
+
+def test_where_numbers_begin_with_1_a_worker_without_rows_does_not_move_the_others(tmp_path):
+    """Of three workers 1, 2 and 3, the second was not timed. The third one's sleep came to the second, and the batch of
+    the first to nobody."""
+    setting = start(workers=("a", "b", "c"), servers=("e",), policy="asp", loads=((4,), (8,), (4,)))
+    slow = Stragglers(mean_seconds=3.0, sd_seconds=0.1, nodes=("c",))
+    tables = recorded(tmp_path / "t", setting, dict.fromkeys(NAMES, 1.0), stragglers=slow)
+    untimed = pl.when(pl.col("worker") == 1).then(None).otherwise(pl.col("compute_seconds"))
+    shifted = tables["iterations"].with_columns(pl.col("worker") + 1, compute_seconds=untimed)
+    (row,) = without_order(tables | {"iterations": shifted}).rows
+    assert [sleep.mean_seconds > 0 for sleep in row.sleeps] == [False, False, True]

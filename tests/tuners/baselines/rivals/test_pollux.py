@@ -34,6 +34,13 @@ def test_a_cycle_is_what_was_measured():
     assert [two(b) for b in (16, 64, 128)] == pytest.approx([5.0, 6.5, 8.5])
 
 
+def test_a_cycle_without_computing_is_what_transfers_take():
+    one = cycle_seconds({16: (5.0, 0.0)})
+    assert [one(b) for b in (1, 16, 64)] == pytest.approx([5.0, 5.0, 5.0])
+    two = cycle_seconds({16: (5.0, 0.0), 64: (7.0, 0.0)})
+    assert [two(b) for b in (16, 64)] == pytest.approx([6.0, 6.0])
+
+
 def test_it_measures_and_changes_batch_and_rate_together():
     done = [e for e in exchanges(pollux, toys()["every knob"](0), most=60) if not isinstance(e.answer, Rejected)]
     assert {type(e.action) for e in done} == {Run, MeasureNoise, Reconfigure}

@@ -58,6 +58,20 @@ def test_momentum_carries_the_rate_beyond_its_knob_and_is_dropped_below():
     assert axis.scaled(start, 1e-9).learning_rate == 0.001
 
 
+@pytest.mark.parametrize("knob", [Real("learning_rate", 0.0, 1.0), RATES])
+def test_a_rate_of_0_is_left_for_the_one_that_is_expected(knob):
+    """It was divided by, and its logarithm taken."""
+    axis, start = heat(job_with(knob), keep), replace(job().start, learning_rate=0.0)
+    assert 0 < axis.of(start) < 1e-20
+    usual = axis.scaled(start, axis.expected.median / axis.of(start))
+    assert axis.of(usual) == pytest.approx(axis.expected.median, rel=0.0 if isinstance(knob, Real) else 3.0)
+    assert axis.expected.chance_above(axis.of(start)) == pytest.approx(1.0)
+
+
+def test_a_rate_that_can_only_be_0_is_no_heat():
+    assert isinstance(heat(job_with(Real("learning_rate", 0.0, 0.0), COUNT), keep), WorkerHeat)
+
+
 def test_where_the_rate_is_held_momentum_is_heat():
     axis, start = MomentumHeat(MOMENTUM), replace(job().start, learning_rate=0.1, momentum=0.5)
     assert axis.of(start) == pytest.approx(0.2 * stress(start))

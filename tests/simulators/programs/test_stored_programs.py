@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from harness.machines import program_cache
-from simulators import stored_programs
 from simulators.engine import changes
-from simulators.stored_programs import StoredProgram
+from simulators.programs import stored_programs
+from simulators.programs.stored_programs import StoredProgram
 from simulators.workloads import models
 from tests.bench.jobs import engine_job
 from tuners import policies
@@ -153,7 +153,7 @@ def test_a_program_is_compiled_once_and_called_from_memory(store):
 @pytest.mark.slow
 def test_flags_of_xla_in_another_order_are_the_same_programs():
     """A worker process of a comparison gets one flag from its parent and adds the others; other processes add them all."""
-    code = "from simulators import stored_programs; print(stored_programs._told_xla())"
+    code = "from simulators.programs import stored_programs; print(stored_programs._told_xla())"
     flags, told = os.environ["XLA_FLAGS"].split(), []
     for order in (flags, flags[::-1], [*flags, "--xla_cpu_enable_fast_math=true"]):
         environment = os.environ | {"XLA_FLAGS": " ".join(order)}

@@ -21,7 +21,7 @@ import jax
 import msgspec
 import numpy as np
 
-from simulators.own_code import is_own
+from simulators.programs.own_code import is_own
 
 __all__ = ["UnknownCodeError", "digest"]
 
@@ -81,7 +81,9 @@ class _Digest:
     def add_module(self, module: ModuleType) -> None:
         """Add what a module defines. Values that are neither plain nor code count by their types only: they are caches,
         patterns and types for type checkers."""
-        named = {name: value for name, value in sorted(vars(module).items()) if not name.startswith("__")}
+        # Without what this module keeps of others: it was empty at the first digest of a process, which then differed.
+        kept = {name: value for name, value in sorted(vars(module).items()) if value is not _known}
+        named = {name: value for name, value in kept.items() if not name.startswith("__")}
         parts = list(_parts_of(named, module.__name__))
         before, made, modules = _known.get(module.__name__, ([], "", frozenset()))
         if not _same(before, parts):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from simulators.own_code import digest_of_module, is_own, read, with_neighbours
+from simulators.programs.own_code import digest_of_module, is_own, read, with_neighbours
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ try:  # JAX has no public way to store a traced program; a version that has othe
 except ImportError:  # pragma: no cover (not with the versions that we pin)
     _CAN_STORE = False
 
-from simulators.code_digest import UnknownCodeError, digest
+from simulators.programs.code_digest import UnknownCodeError, digest
 
 __all__ = ["ProgramStore", "StoredProgram", "use_store"]
 
