@@ -17,8 +17,7 @@ from simulators.engine.preparation import compute_times, loads
 from simulators.evaluation import evaluation, gradient_noise
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import check_costs
-from simulators.reconfiguration.plan import Load
-from simulators.reconfiguration.reconfiguration import Reconfiguration
+from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
 from simulators.training_time import FOR_EVER, TrainingTime
 from tuners import policies
 from tuners.actions import (

@@ -13,8 +13,7 @@ from simulators.branch import Branch
 from simulators.branch_costs import refill_seconds
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.plan import Load
-from simulators.reconfiguration.reconfiguration import Reconfiguration
+from simulators.reconfiguration.reconfiguration import Load, Reconfiguration
 from simulators.unreported import NO_RECORDS
 from tuners.actions import Cost
 

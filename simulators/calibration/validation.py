@@ -43,7 +43,7 @@ from simulators.calibration.recorded.recordings import Recording, with_links_of
 from simulators.calibration.recorded.row import Row
 from simulators.calibration.staleness import fitted_rate, proxy_ratio, ratio
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.plan import Load, plan_of
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from tuners.actions import Setting
 
 __all__ = [

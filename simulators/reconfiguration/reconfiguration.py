@@ -1,7 +1,15 @@
-"""One reconfiguration of one branch: its progress in simulated time, its effects on training, and its cost.
+"""One reconfiguration of one branch: its plan, its progress in simulated time, its effects on training, and its cost.
 
-A `Reconfiguration` has a plan (`simulators.reconfiguration.plan`), and carries it out while the branch trains. The steps of
-the plan are SimPy processes, which run concurrently (`PlanSteps`). Two things flow between steps and training:
+A plan is a DAG of steps from one setting to another, by each of three methods:
+
+* ``checkpoint``, the papers' baseline: all workers stop; save, restart under the new setting, restore.
+* ``migrate``, Cruise's (Section IV): blocks of model and training data move while training goes on; machines
+  are added, deleted, or switch roles (`_migration` has the edges of its DAG).
+* ``relocate``, TensorFlowOnline's (Section V): the graph is switched in place, and parameters move when they are pulled from
+  their old owner and pushed to the new one; training data comes from shared storage and need not move.
+
+A `Reconfiguration` makes the plan and carries it out while the branch trains. The steps of the plan are SimPy processes,
+which run concurrently (`PlanSteps`). Two things flow between steps and training:
 
 * Steps tell the branch what the cluster is like at present: which workers may begin a mini-batch, how the model is divided,
   what bandwidth is left (`Reconfiguration.apply_effects`).
@@ -16,18 +24,172 @@ cost includes what was done before.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from simulators.branch import Branch, PreparedSetting
 from simulators.engine.preparation import Effects, loads
 from simulators.reconfiguration.control_plane import ControlPlane
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.plan import NO_STEPS, WAIT, Load, ReconfigurationPlan, plan_of, recovery_plan
-from simulators.reconfiguration.shares import survivors
+from simulators.reconfiguration.plan import Load, ReconfigurationPlan, Step
+from simulators.reconfiguration.shares import block_counts, copies_of_blocks, moves, moves_of_blocks, survivors
 from simulators.reconfiguration.steps import PlanEnds, PlanSteps
 from simulators.reconfiguration.transfers import Transfers
 from tuners.actions import Cost, Method, Setting, SyncPolicy
+from tuners.playing.system import CHANGED_IN_PLACE, in_place
+from tuners.settings import OF_REPLICAS, OF_TABLES
 
-__all__ = ["Reconfiguration"]
+__all__ = ["Load", "Reconfiguration", "plan_of"]
+
+_ROLES = ("workers", "servers", "model_shares", "data_shares", *OF_TABLES, *OF_REPLICAS)
+
+_NO_STEPS = ReconfigurationPlan((), quiescent=False)
+_WAIT = ReconfigurationPlan((Step("wait"),), quiescent=True)
+"""Too few nodes are left for any setting, and others will join: the job waits for the next of them."""
+
+
+def plan_of(old: Setting, new: Setting, method: Method, load: Load, costs: Costs) -> ReconfigurationPlan:
+    """The steps from `old` to `new`. Where a change of policy takes a restart, the whole setting changes by that restart."""
+    restarts = costs.policy_restart_seconds > 0 and old.policy != new.policy
+    if in_place(old, new, method) and not restarts:
+        return _NO_STEPS
+    if method == "checkpoint" or restarts:
+        return ReconfigurationPlan(_checkpoint(old, new, load, costs), quiescent=True)
+    steps = _migration(old, new, load, costs) if method == "migrate" else _relocation(old, new, load, costs)
+    return ReconfigurationPlan(steps, quiescent=False, on_demand=method == "relocate")
+
+
+def _recovery(old: Setting, lost: frozenset[str], half_way: bool, load: Load, costs: Costs) -> ReconfigurationPlan:
+    """What the runtime does about `lost` nodes: detect the loss, then restore from replicas what they served.
+
+    A node that was only a worker is dropped while the others train on. Where a reconfiguration was `half_way`, all
+    workers stop, and the whole model is placed anew.
+    """
+    share = sum(part for server, part in old.model_by_server().items() if server in lost)
+    moved = load.model_bytes * (1.0 if half_way else share)
+    detect = Step("detect", seconds=costs.detection_seconds)
+    if moved == 0:
+        return ReconfigurationPlan((detect,), quiescent=False)
+    restore = Step("restore", seconds=moved / costs.restore_bytes_per_second, bytes_moved=moved, after=(0,))
+    return ReconfigurationPlan((detect, restore), quiescent=True)
+
+
+def _checkpoint(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """CKP, SSR, MDR and TDR in TensorFlowOnline's terms. A model whose placement stays is neither written nor read."""
+    same = old.policy == new.policy or costs.policy_restart_seconds == 0
+    restart = Step("restart", seconds=costs.restart_seconds if same else costs.policy_restart_seconds)
+    if all(getattr(old, f) == getattr(new, f) for f in _ROLES if f != "data_shares"):
+        return (restart,)
+    moved = load.model_bytes
+    placed = moved  # copies of hot blocks are read once more each
+    if load.has_tables:
+        placed *= sum(map(len, new.holders(costs.model_blocks, load.hottest))) / costs.model_blocks
+    return (
+        Step("checkpoint", seconds=moved / costs.checkpoint_bytes_per_second, bytes_moved=moved),
+        restart._replace(after=(0,)),
+        Step("restore", seconds=placed / costs.restore_bytes_per_second, bytes_moved=placed, after=(1,)),
+    )
+
+
+class _Draft:
+    """The steps so far of a plan being made, found by kind and node."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def add(self, step: Step, after: Iterable[int] = ()) -> None:
+        self.steps.append(step._replace(after=tuple(sorted(set(after)))))
+
+    def find(self, *kinds: str, node: str | None = None, to: str | None = None, of: str | None = None) -> list[int]:
+        return [
+            i
+            for i, s in enumerate(self.steps)
+            if s.kind in kinds and node in (None, s.node) and to in (None, s.to) and of in (None, s.of)
+        ]
+
+
+def _migration(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """The DAG of Cruise's plans (Section IV-A.3; edges as in its public plan compiler).
+
+    A machine is added, or switched to its new role, before anything moves to it. A worker finishes its mini-batch and stops
+    before its training data leaves. A new worker starts when its data has arrived and, if it was a server, its part of the
+    model has left. A machine is deleted when nothing is left on it. The rest of the setting changes at the end.
+    """
+    draft = _Draft()
+    # Sets of names iterate in another order in every process, so every loop sorts: plans must be the same for a seed.
+    before, after = set(old.workers + old.servers), set(new.workers + new.servers)
+    for node in sorted(after - before):
+        draft.add(Step("add", node, seconds=costs.add_seconds))
+    for node in sorted(set(old.workers) - set(new.workers)):
+        draft.add(Step("stop", node))
+    for node in sorted(after & before):
+        if (node in old.workers, node in old.servers) != (node in new.workers, node in new.servers):
+            draft.add(Step("switch", node, seconds=costs.switch_seconds), draft.find("stop", node=node))
+    for of, was, now, blocks in (
+        ("model", (old.servers, old.shares()[1]), (new.servers, new.shares()[1]), costs.model_blocks),
+        ("data", (old.workers, old.shares()[0]), (new.workers, new.shares()[0]), load.data_blocks),
+    ):
+        if of == "model" and load.has_tables:
+            continue  # below: it matters which blocks move
+        size = load.model_bytes / blocks if of == "model" else load.data_block_bytes
+        for source, to, count in moves(block_counts(*was, blocks), block_counts(*now, blocks)):
+            needs = draft.find("add", "switch", node=to) + (draft.find("stop", node=source) if of == "data" else [])
+            draft.add(Step("move", source, to, count, "model" if of == "model" else "data", bytes_moved=count * size), needs)
+    if load.has_tables:
+        size = load.model_bytes / costs.model_blocks
+        held, wanted = (setting.holders(costs.model_blocks, load.hottest) for setting in (old, new))
+        moved = [Step("move", a, b, len(n), "model", n) for a, b, n in moves_of_blocks(*_owners(held, wanted))]
+        copied = [Step("copy", a, b, len(n), "model", n) for a, b, n in copies_of_blocks(held, wanted)]
+        for step in moved + copied:
+            draft.add(step._replace(bytes_moved=step.blocks * size), draft.find("add", "switch", node=step.to))
+    for node in sorted(set(new.workers) - set(old.workers)):
+        needs = draft.find("add", "switch", node=node) + draft.find("move", to=node, of="data")
+        needs += draft.find("move", "copy", node=node, of="model")
+        draft.add(Step("start", node, seconds=costs.start_seconds), needs)
+    for node in sorted(before - after):
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "move", "copy", node=node))
+    if _graph(old, new):
+        draft.add(Step("graph", seconds=costs.graph_seconds), range(len(draft.steps)))
+    return tuple(draft.steps)
+
+
+def _owners(old: Sequence[tuple[str, ...]], new: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The owner of each block before and after the blocks move, by their holders: a server that has a copy of a block can
+    own it at once."""
+    pairs = [(now[0] if now[0] in was else was[0], now[0]) for was, now in zip(old, new, strict=True)]
+    return tuple(was for was, _ in pairs), tuple(now for _, now in pairs)
+
+
+def _relocation(old: Setting, new: Setting, load: Load, costs: Costs) -> tuple[Step, ...]:
+    """The graph is switched in place. From then on the new setting is in force, and parameters move on demand.
+
+    A worker that becomes a server serves at once, during its last mini-batch. A machine is deleted when nothing is left on
+    it: the background sweep moves parameters that no worker pulls.
+    """
+    draft = _Draft()
+    before, after = set(old.workers + old.servers), set(new.workers + new.servers)
+    for node in sorted(after - before):
+        draft.add(Step("add", node, seconds=costs.add_seconds))
+    draft.add(Step("graph", seconds=costs.graph_seconds), draft.find("add"))
+    switched = draft.find("graph")
+    for node in sorted(set(old.workers) - after):
+        draft.add(Step("stop", node), switched)
+    for node in sorted(set(new.workers) - set(old.workers)):
+        draft.add(Step("start", node), switched)
+    was, now = (old.servers, old.shares()[1]), (new.servers, new.shares()[1])
+    for source, to, count in moves(block_counts(*was, costs.model_blocks), block_counts(*now, costs.model_blocks)):
+        moved = count * load.model_bytes / costs.model_blocks
+        draft.add(Step("sweep", source, to, count, "model", bytes_moved=moved), switched)
+    for node in sorted(before - after):
+        draft.add(Step("delete", node, seconds=costs.delete_seconds), draft.find("stop", "sweep", node=node))
+    return tuple(draft.steps)
+
+
+def _graph(old: Setting, new: Setting) -> bool:
+    """Whether more changes than roles, shares and what changes in place: threads, transfer, graph options."""
+    return any(getattr(old, f) != getattr(new, f) for f in Setting.__slots__ if f not in (*CHANGED_IN_PLACE, *_ROLES))
+
+
+# ----------------------------------------------------------------------------------------------------- from begin to end
 
 
 class Reconfiguration:
@@ -52,7 +214,7 @@ class Reconfiguration:
         self.over = False
         self._control, self._load, self._costs = control, load, costs
         self._target, self._requested = target, target is not None
-        self.plan = NO_STEPS  # the one requested; steps in progress may be those of a recovery
+        self.plan = _NO_STEPS  # the one requested; steps in progress may be those of a recovery
         if target is not None:
             self.plan = plan_of(branch.setting, target.setting, method, load, costs)
         self._steps: PlanSteps | None = None  # of the plan in progress
@@ -144,7 +306,7 @@ class Reconfiguration:
             self._rolled_back = self._rolled_back or not completes
         self._waits, self._lost = left is None, lost
         if left is None:
-            self._start(WAIT, wanted, policy, lost, now)
+            self._start(_WAIT, wanted, policy, lost, now)
             return True
         half_way = steps is not None and self._requested
         servers = {*branch.setting.servers, *(steps.ends.new.servers if steps is not None else ())}
@@ -152,7 +314,7 @@ class Reconfiguration:
             # No replicas: the whole model is as the last checkpoint has it.
             half_way = True
             self._earlier_steps += (f"lose {branch.roll_back()} clocks",)
-        plan = recovery_plan(branch.setting, lost, half_way, self._load, self._costs)
+        plan = _recovery(branch.setting, lost, half_way, self._load, self._costs)
         branch.stop_workers(lost, now)
         self._target = None  # the survivors' setting is prepared at the end
         self._start(plan, left, policy, lost, now)

@@ -10,7 +10,7 @@ import pytest
 
 from simulators.cluster.conditions import Conditions, Episode, Sleeps, Stragglers
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.plan import Load, plan_of
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from simulators.workloads.workload import Proxy
 from tests.support.small_jobs import (
     CHEAP,

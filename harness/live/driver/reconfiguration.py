@@ -1,6 +1,6 @@
 """A reconfiguration of a live job: the steps of each method, and the measured cost.
 
-The order of the steps is that of the simulated plans (`simulators.reconfiguration.plan`). Training data needs no
+The order of the steps is that of the simulated plans (`simulators.reconfiguration.reconfiguration`). Training data needs no
 step: every worker has all of it.
 """
 

@@ -14,7 +14,7 @@ from simulators.calibration.recorded.recordings import Recording, with_snapshots
 from simulators.calibration.simulations import simulated
 from simulators.engine import timing
 from simulators.reconfiguration.costs import Costs
-from simulators.reconfiguration.plan import Load, plan_of
+from simulators.reconfiguration.reconfiguration import Load, plan_of
 from tests.simulators.calibration.made_up import TRUE, row, told_by_formula
 from tuners.actions import Run, Setting
 
