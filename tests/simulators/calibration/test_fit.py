@@ -319,6 +319,29 @@ def test_smaller_errors_are_warned_of_where_recorded_means_are_certain(recorded,
     assert ("whose recorded means are within 1.0%" in found.misfit) == warned
 
 
+def test_few_rows_that_are_far_off_are_warned_of_where_the_others_are_described():
+    """One setting that takes 30 % longer than all others tell, recorded three times."""
+    true = Constants(model_bytes=1.0, sample_seconds=0.01, apply_seconds=0.02)
+    bare = [row(w, s, error=0.01) for w in (1, 2, 3, 4, 6) for s in (1, 2)]
+    steady = [replace(r, cycle_seconds=c) for r, c in zip(bare, closed_form_cycles(true, bare), strict=True)]
+    odd = ("asp", 3, 2)
+
+    def fitted(*longer, recorded=0.01):
+        """The fit, where the repetitions of one setting take so many times as long."""
+        times = [(r, 1.0, run) if r.combination != odd else (r, x, run) for run, x in enumerate(longer) for r in steady]
+        made = [replace(r, run=f"r{run}", error=recorded, cycle_seconds=x * r.cycle_seconds) for r, x, run in times]
+        return fit(made, Constants(model_bytes=1.0), resamples=0, engine=False)
+
+    found = fitted(1.3, 1.31, 1.29)
+    assert found.error < 0.02
+    assert [(of.policy, of.workers, of.servers, of.rows) for of in found.far] == [("asp", 3, 2, 3)]
+    assert "far more, and beyond noise, on 3 of these: asp with 3 workers and 2 servers (" in found.misfit
+    assert "% too fast, noise 1.0%)" in found.misfit
+    assert not fitted(1.6, 1.3, 1.0).misfit
+    assert not fitted(1.3, recorded=0.0).misfit
+    assert not fitted(1.0).misfit
+
+
 @pytest.mark.parametrize(("workers", "words"), [(1, "1 worker"), (2, "2 workers")])
 def test_one_number_of_workers_is_no_range(workers, words):
     made = Recording((row(workers, 1), row(workers, 2)), None, (), (), (), ())
