@@ -117,7 +117,6 @@ def fit_determined(
         out["latency_seconds"] = f"it is recorded with the seconds of computing: record {_measurement('latency_seconds')}"
     solved = problem.begun(left)
     problem = solved.problem
-    solved = problem.corrected(solved, rounds=1)
     while len(left) > 1:
         errors = solved.standard_errors()
         doubtful = [name for name in left if errors[name] > _WIDE]

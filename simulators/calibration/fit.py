@@ -32,11 +32,13 @@ from simulators.calibration.model import Constants, plants
 from simulators.calibration.recorded.row import Row
 from simulators.calibration.recorded.speeds import comparable, with_speeds
 from simulators.calibration.simulations import SEEDS, simulated_seconds
+from tuners.reasons import counted
 
 __all__ = [
     "NO_FREEDOM",
     "Constants",
     "Estimates",
+    "FarRows",
     "Fit",
     "Row",
     "closed_form_computing",
@@ -59,6 +61,8 @@ _MACHINE = (
 _MISFIT = 0.1  # median error on its own rows from which a fit is warned of: twice what unseen rows may have
 _UNEXPLAINED = 0.05  # the same, where recorded means are certain: what unseen rows may have
 _CERTAIN = 3.0  # of the median standard error of recorded means: errors beyond it are not by chance
+_APART = 5.0  # of the median error: normal errors beyond it are one in a thousand
+_NAMED = 3  # combinations that a message names, at most
 _RESAMPLES = 400
 _DRAWS = 100  # of the resamples, the first ones, which are kept for scenarios
 
@@ -67,6 +71,22 @@ _NOT_SCALED = (
     "mini-batches, and name them in the column setting where these are different runs"
 )
 NO_FREEDOM = "no degree of freedom: as many constants as measurements that determine them"
+
+
+class FarRows(NamedTuple):
+    """Rows of one combination that a fit misses by far more than repetitions deviate, and than it misses the others."""
+
+    policy: str
+    workers: int
+    servers: int
+    rows: int
+    off: float  # logarithm of simulated over recorded seconds, of the row that is furthest off
+    noise: float  # what repetitions of that row's setting deviate by, relative
+
+    def __str__(self) -> str:
+        found = math.exp(self.off) - 1
+        said = f"{self.policy} with {counted(self.workers, 'worker')} and {counted(self.servers, 'server')}"
+        return f"{said} ({abs(found):.1%} too {'slow' if found > 0 else 'fast'}, noise {self.noise:.1%})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,7 @@ class Fit:
     least_exponent: Constants | None = None  # with a refused `apply_exponent` as small as may be (95 %), the others fitted
     servers: frozenset[int] = frozenset()  # numbers of servers that were fitted to
     recorded_error: float = 0.0  # median relative standard error of the recorded means, by how cycles vary; 0: not known
+    far: tuple[FarRows, ...] = ()  # what the constants miss although they describe most rows, the furthest first
 
     @property
     def misfit(self) -> str:
@@ -101,10 +122,24 @@ class Fit:
                 "larger clusters may be further off than their intervals say"
             )
         if not self.error > _MISFIT:
-            return ""
+            return self._misses
         return (
             f"constants are off by {self.error:.0%} in the median on their own {self.rows} rows: something takes time there "
             "that they do not tell, the rows are of different jobs or units, or noise is large; do not rely on predictions"
+        )
+
+    @property
+    def _misses(self) -> str:
+        """What to say of constants that describe most of their rows, and are far off on some; "" where there are none."""
+        if not self.far:
+            return ""
+        more = len(self.far) - _NAMED
+        named = "; ".join(map(str, self.far[:_NAMED])) + (f"; and {more} more" if more > 0 else "")
+        return (
+            f"constants are off by {self.error:.1%} in the median on their own {self.rows} rows, but by "
+            f"far more, and beyond noise, on {sum(of.rows for of in self.far)} of these: {named}; something takes time "
+            "there that the simulator lacks, or these runs were not yet steady; predictions may be further off than "
+            "their intervals say"
         )
 
     @property
@@ -258,7 +293,32 @@ def fit(
         least_exponent=solved.with_least_exponent() if "apply_exponent" in refusals else None,
         servers=frozenset(r.servers for r in rows),
         recorded_error=float(np.median([r.error for r in rows])),
+        far=_far_rows(rows, told),
     )
+
+
+def _far_rows(rows: Sequence[Row], told: NDArray[np.float64]) -> tuple[FarRows, ...]:
+    """The combinations with rows that simulated seconds, `told`, miss by far more than by noise, the furthest first.
+
+    Noise is what the cycles of the setting's runs tell, or the deviation of its repetitions, whichever is more, and no less
+    than the medians of both over all: of few cycles or runs, noise may seem small. Where none is known, no row is far off.
+    """
+    by_setting: dict[Row, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_setting.setdefault(row.setting_only(), []).append(i)
+    off = np.log(told / np.array([row.cycle_seconds for row in rows]))
+    between = {setting: float(off[of].std(ddof=1)) for setting, of in by_setting.items() if len(of) > 1}
+    usual = max(float(np.median(of)) for of in ([row.error for row in rows], [*between.values()] or [0.0]))
+    least = max(_UNEXPLAINED, _APART * float(np.median(np.abs(off))))
+    found: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    for setting, of in by_setting.items():
+        within = math.sqrt(float(np.mean([rows[i].error ** 2 for i in of])))
+        noise = max(within, between.get(setting, 0.0), usual)
+        found.setdefault(setting.combination, []).extend(
+            (float(off[i]), noise) for i in of if noise and abs(off[i]) > max(least, _CERTAIN * noise)
+        )
+    far = [FarRows(*which, len(each), *max(each, key=lambda one: abs(one[0]))) for which, each in found.items() if each]
+    return tuple(sorted(far, key=lambda of: -abs(of.off)))
 
 
 def _widened(

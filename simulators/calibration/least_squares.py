@@ -49,6 +49,7 @@ _EVALUATIONS = 100  # of one search, at most
 _DECIMALS = 4  # of the logarithms of constants, which are rounded before the engine sees them
 _OTHER = 1.5  # times the cost of the other optimum, from which the search begins there
 _FILLED = 0.9  # of what a lone worker's transfers seem to have, the part from which a search for a switch's rate starts
+_WIDER = 1.02  # of one link's rate, up to which a switch counts as no wider
 _SIZES = ("model_bytes", "nic_bytes_per_second", "service_bytes_per_second", "switch_bytes_per_second")
 LEAST_NOISE = 0.003  # relative error that every recorded mean is assumed to have at least
 _SCALE = 0.05  # relative error above which a row weighs less than its square (soft L1)
@@ -71,6 +72,7 @@ class TimesProblem:
         self.transfers_first = transfers_first  # the search starts where transfers, not updates, keep the servers busy
         self.evaluations = _EVALUATIONS  # of one search, at most
         self.servers_first = False  # it starts where servers' processes, not workers' links, limit transfers
+        self.wide_first = False  # it starts where a switch carries more than one link
         self.rows = rows
         self.settings = list(dict.fromkeys(r.setting_only() for r in rows))
         every = [np.log(np.array([r.measured() for r in rows if r.setting_only() == s])) for s in self.settings]
@@ -93,14 +95,31 @@ class TimesProblem:
         """Where the search for a constant starts."""
         if self.servers_first and name in _SIZES:
             return _guess_of_servers(name, self.rows, self.given)
+        if self.wide_first and name == "switch_bytes_per_second":
+            # As far, as a factor, from one link as from all.
+            return math.sqrt(_links_together(self.rows)) / _FILLED * _guess(name, self.rows, self.given)
         return _guess(name, self.rows, self.given, transfers_first=self.transfers_first)
 
     def begun(self, free: Sequence[str]) -> TimesSolution:
-        """The first fit of the constants `free`, with the closed form: of the problem itself, or of one that starts at the
-        other optimum, if its cost is so much less that the closed form's own error does not make it.
+        """The first fit of the constants `free`: with the closed form, then corrected to the engine once.
 
-        A worker's transfers may be limited by its own link, or by the servers: then more servers make them shorter.
+        It is of the problem itself, or of one that starts at another optimum, if its cost is so much less that the closed
+        form's own error does not make it. A worker's transfers may be limited by its own link, or by the servers: then more
+        servers make them shorter. And of a switch that is no wider than one link, only the ratio of the model's size to its
+        rate is told: a search that comes there does not leave it, as a switch that is slightly wider is no better.
         """
+        first = self._begun_with_servers(free)
+        found = first.problem.corrected(first, rounds=1)
+        if "switch_bytes_per_second" not in free or not first.switch_is_narrow or _links_together(self.rows) < 2:
+            return found
+        # Of queues at a barrier, the closed form is too far off the engine to tell which of these is nearer to the rows.
+        other = copy(self)
+        other.wide_first, other.correction = True, found.problem.correction
+        second = other.corrected(other.solve(free), rounds=1)
+        return second if second.far_below(found) else found
+
+    def _begun_with_servers(self, free: Sequence[str]) -> TimesSolution:
+        """The first fit where workers' links limit transfers, or where servers do."""
         first = self.solve(free)
         pulls = {r.servers for r in self.rows if r.pull_seconds > 0}
         if not {*_SIZES[:2]} & {*free} or "service_bytes_per_second" not in free or len(pulls) < 2:
@@ -108,7 +127,7 @@ class TimesProblem:
         other = copy(self)
         other.servers_first = True
         second = other.solve(free)
-        return second if _OTHER * second.cost < first.cost else first
+        return second if second.far_below(first) else first
 
     def shared_as(self, given: Constants) -> TimesProblem:
         """The same problem with links shared as the `given` constants have them, not yet corrected to the engine."""
@@ -224,6 +243,16 @@ class TimesSolution:
     @property
     def constants(self) -> Constants:
         return with_logs(self.problem.given, self.free, self.at)
+
+    @property
+    def switch_is_narrow(self) -> bool:
+        """Whether a switch is no wider than one link."""
+        of = self.constants
+        return of.switch_bytes_per_second <= _WIDER * min(of.nic_bytes_per_second, of.service_bytes_per_second)
+
+    def far_below(self, other: TimesSolution) -> bool:
+        """Whether the cost is so much less than that of the `other` one that this must be another optimum."""
+        return _OTHER * self.cost < other.cost
 
     @property
     def _spare(self) -> int:
@@ -448,7 +477,7 @@ def _observed(constants: Constants, rows: Sequence[Row], spans: Spans) -> NDArra
     return np.maximum(table, 1e-12)
 
 
-def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first: bool) -> float:
+def _guess(name: str, rows: Sequence[Row], given: Constants, *, transfers_first: bool = False) -> float:
     """A start value of the right order of magnitude."""
     cycle = float(np.median([r.cycle_seconds for r in rows]))
     compute = float(np.nanmedian([r.compute_seconds if r.has_parts else 0.5 * r.cycle_seconds for r in rows]))
@@ -495,6 +524,11 @@ def _guess_of_servers(name: str, rows: Sequence[Row], given: Constants) -> float
         "service_bytes_per_second": given.server_threads * model_bytes / alone,
         "switch_bytes_per_second": _FILLED * model_bytes / alone,
     }[name]
+
+
+def _links_together(rows: Sequence[Row]) -> float:
+    """The rate of the links of all workers, or of all servers if that is less, over that of one: most of any row."""
+    return max(float(min(r.workers, r.servers)) for r in rows)
 
 
 def clearly_less(cost: float, other: float) -> bool:

@@ -13,12 +13,15 @@ from scipy.optimize import least_squares
 
 from simulators.calibration import closed_form
 from simulators.calibration import least_squares as search
+from simulators.calibration.determined import fittable
 from simulators.calibration.fit import Constants, closed_form_cycles, fit, fit_all
+from simulators.calibration.links import Sharing
 from simulators.calibration.model import plant
 from simulators.calibration.output import to_toml
 from simulators.calibration.recorded.recordings import Recording, read_tables
 from simulators.calibration.spread import log_half_widths
 from tests.simulators.calibration.made_up import GRID, ORIGIN, TRUE, row, timed, told_by_formula
+from tests.support.marks import slow
 from traces.parts import scan
 from traces.schema import TRACE
 from traces.shipped import locate
@@ -44,6 +47,31 @@ def test_synchronous_runs_alone_tell_what_servers_take_for_a_step():
     low, high = found.intervals["step_seconds"]
     assert found.constants.step_seconds == pytest.approx(0.4, rel=0.15)
     assert 0.9 * low < 0.4 < 1.1 * high
+
+
+@pytest.mark.parametrize("carried", [1.5, slow(1.2), slow(1.8), slow(0.8)])
+@pytest.mark.parametrize("discipline", ["fifo", slow("maxmin")])
+def test_a_switch_is_told_that_carries_more_than_one_link(discipline, carried, monkeypatch):
+    """Every search came to a switch as wide as one link and stayed there, as one that is slightly wider is no better: of
+    made-up runs of one and two workers, messages were refused, and larger clusters 11 % off."""
+    monkeypatch.setattr(search, "least_squares", least_squares)  # until it ends: which optimum matters
+    given = Sharing(discipline, switch="each way").put_into(Constants(cores=1, nic_bytes_per_second=1e6))
+    true = replace(given, model_bytes=1e5, fixed_seconds=0.01, sample_seconds=7e-4, message_seconds=1e-3)
+    true = replace(true, apply_seconds=4e-3, switch_bytes_per_second=carried * 1e6)
+    bare = [row(w, s, b, policy=p) for p in ("bsp", "asp") for w in (1, 2) for s in (1, 2) for b in (16, 64)]
+    parts = closed_form.spans([plant(true, r) for r in bare], [r.barrier for r in bare])
+    names = [f"{name}_seconds" for name in parts._fields]
+    rows = [
+        replace(r, **dict(zip(names, map(float, of), strict=True))) for r, of in zip(bare, np.array(parts).T, strict=True)
+    ]
+    problem = search.TimesProblem(rows, given, engine=False)
+    found = problem.begun([name for name in fittable(rows, given)[0] if name != "latency_seconds"])
+    assert found.cost < 1e-3
+    at = found.constants
+    assert at.model_bytes / at.switch_bytes_per_second == pytest.approx(0.1 / carried, rel=0.02)
+    if carried > 1:
+        assert at.switch_bytes_per_second == pytest.approx(carried * 1e6, rel=0.02)
+        assert at.apply_seconds == pytest.approx(4e-3, rel=0.1)
 
 
 def test_errors_may_be_beside_computing_where_that_was_timed():
@@ -289,6 +317,29 @@ def test_smaller_errors_are_warned_of_where_recorded_means_are_certain(recorded,
     found = fit(rows, Constants(model_bytes=1.0), resamples=0, engine=False)
     assert 0.05 < found.error < 0.1
     assert ("whose recorded means are within 1.0%" in found.misfit) == warned
+
+
+def test_few_rows_that_are_far_off_are_warned_of_where_the_others_are_described():
+    """One setting that takes 30 % longer than all others tell, recorded three times."""
+    true = Constants(model_bytes=1.0, sample_seconds=0.01, apply_seconds=0.02)
+    bare = [row(w, s, error=0.01) for w in (1, 2, 3, 4, 6) for s in (1, 2)]
+    steady = [replace(r, cycle_seconds=c) for r, c in zip(bare, closed_form_cycles(true, bare), strict=True)]
+    odd = ("asp", 3, 2)
+
+    def fitted(*longer, recorded=0.01):
+        """The fit, where the repetitions of one setting take so many times as long."""
+        times = [(r, 1.0, run) if r.combination != odd else (r, x, run) for run, x in enumerate(longer) for r in steady]
+        made = [replace(r, run=f"r{run}", error=recorded, cycle_seconds=x * r.cycle_seconds) for r, x, run in times]
+        return fit(made, Constants(model_bytes=1.0), resamples=0, engine=False)
+
+    found = fitted(1.3, 1.31, 1.29)
+    assert found.error < 0.02
+    assert [(of.policy, of.workers, of.servers, of.rows) for of in found.far] == [("asp", 3, 2, 3)]
+    assert "far more, and beyond noise, on 3 of these: asp with 3 workers and 2 servers (" in found.misfit
+    assert "% too fast, noise 1.0%)" in found.misfit
+    assert not fitted(1.6, 1.3, 1.0).misfit
+    assert not fitted(1.3, recorded=0.0).misfit
+    assert not fitted(1.0).misfit
 
 
 @pytest.mark.parametrize(("workers", "words"), [(1, "1 worker"), (2, "2 workers")])

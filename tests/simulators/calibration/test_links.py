@@ -169,6 +169,25 @@ def test_further_physics_of_alike_servers_predicts_unlike_ones(form):
 
 
 @pytest.mark.slow
+def test_a_switch_that_two_workers_use_is_told_and_predicts_four():
+    """The choice found the switch, and the fit of the chosen form did not: latency took the place of messages, and four
+    workers were 18 % off."""
+    form = Sharing("fifo", switch="each way")
+    true = replace(TRUE, model_bytes=1e5, message_seconds=1e-3, apply_seconds=4e-3, switch_bytes_per_second=1.25e6)
+    true = replace(true, fixed_seconds=0.01, sample_seconds=7e-4)
+    few, many = (
+        [(policy, w, s) for policy in ("bsp", "asp") for w in workers for s in (1, 2) for _ in range(2)]
+        for workers in ((1, 2), (3, 4))
+    )
+    found = fit_all(recorded(form, grid=few, true=true), GIVEN, links=FORMS, resamples=0)["toy"]
+    assert found.choice.links == form
+    assert found.constants.switch_bytes_per_second == pytest.approx(1.25e6, rel=0.05)
+    assert found.constants.message_seconds == pytest.approx(1e-3, rel=0.2)
+    rows = recorded(form, grid=many, true=true)
+    assert fit.predicted(found.constants, rows) == pytest.approx([r.cycle_seconds for r in rows], rel=0.05)
+
+
+@pytest.mark.slow
 def test_servers_whose_threads_apply_pushes_side_by_side_are_told_where_links_are_shared():
     """Threads were sought beside queues alone, and four of one queue stood in for two beside fair links."""
     form = Sharing(server_threads=2)
