@@ -53,7 +53,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import msgspec
@@ -67,6 +67,7 @@ from simulators.cluster.conditions import Bucket, Conditions, Episode, NodeChang
 from simulators.cluster.drawn_losses import drawn_losses
 from simulators.cluster.profiles import NodeType
 from simulators.cluster.trace_driven_nodes import Places, named_changes, places
+from traces.extras import Extras, read_extras
 from traces.parts import is_like, scan
 from traces.schema import TRACE, assumed_numbers, setting_from, worker_numbers
 
@@ -92,7 +93,6 @@ _STREAM = 7
 """Number of this module's stream of random numbers; other modules use the streams before it."""
 
 _Floats = NDArray[np.float64]
-_E = TypeVar("_E", bound=msgspec.Struct)
 
 
 def check_replay(conditions: Conditions) -> None:
@@ -474,13 +474,13 @@ def _fitted_throttles(recorded: Sequence[_Throttle | None], count: int, rng: np.
 @cache
 def throttles(recording: ReplayedTrace) -> tuple[_Throttle | None, ...]:
     """The throttling of each run; None for a run that was not throttled."""
-    found = [_throttle(run, known) for run, known in sorted(_extras(recording, _Extras).items())]
+    found = [_throttle(run, known) for run, known in sorted(_extras(recording).items())]
     if not any(found):
         raise _no_data(recording, f"runs that were throttled, whose extras have {', '.join(_BUCKET)}")
     return tuple(found)
 
 
-def _throttle(run: str, known: _Extras) -> _Throttle | None:
+def _throttle(run: str, known: Extras) -> _Throttle | None:
     high, low, held = (getattr(known, name) for name in _BUCKET)
     if high is None and low is None and held is None:
         return None
@@ -510,7 +510,7 @@ def places_of(recording: ReplayedTrace) -> dict[str, Places]:
     events = _node_events(recording)
     if not events.height:
         raise _no_data(recording, "events of nodes")
-    extras = _extras(recording, _Extras)
+    extras = _extras(recording)
     seen = {str(run): one.drop("run").rows() for (run,), one in events.group_by("run", maintain_order=True)}
     calm: dict[str, list[Any]] = {run: [] for run in _runs_like(recording, set(seen))}
     return {
@@ -549,38 +549,18 @@ def _replayed_rows(recording: ReplayedTrace, table: str, *columns: str) -> pl.Da
     return rows.filter(pl.col("run").is_in(kept))
 
 
-class _Extras(msgspec.Struct):
-    """What replays read of a run's extras."""
-
-    nodes_watched: Annotated[int, msgspec.Meta(ge=0)] = 0  # machines, with those that have no events
-    bucket_high_bytes_per_second: float | None = None
-    bucket_low_bytes_per_second: float | None = None
-    bucket_bytes: float | None = None
-
-
-class _Numbered(msgspec.Struct):
-    """What replays of compute times read of a run's extras."""
-
-    node_order: list[str] = []  # `traces.schema.NODE_ORDER`
-
-
-_BUCKET = tuple(name for name in _Extras.__struct_fields__ if name.startswith("bucket_"))
+_BUCKET = tuple(name for name in Extras.__struct_fields__ if name.startswith("bucket_"))
 
 
 def _node_orders(recording: ReplayedTrace) -> dict[str, list[str]]:
     """By run, the names of the nodes that workers are numbered by; [] where it is not known."""
-    return {run: told.node_order for run, told in _extras(recording, _Numbered).items()}
+    return {run: told.node_order for run, told in _extras(recording).items()}
 
 
-def _extras(recording: ReplayedTrace, kind: type[_E]) -> dict[str, _E]:
+def _extras(recording: ReplayedTrace) -> dict[str, Extras]:
     """The extras of the runs that may be replayed. Raises ValueError, naming run and key, for what they cannot be."""
-    found = {}
-    for run, text in _replayed_rows(recording, "runs", "run", "extras").iter_rows():
-        try:
-            found[str(run)] = msgspec.json.decode(text or "{}", type=kind)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"Cannot read the extras of run {run!r}: {error}; correct it, or leave it out.") from None
-    return found
+    rows = _replayed_rows(recording, "runs", "run", "extras").iter_rows()
+    return {str(run): read_extras(str(run), text) for run, text in rows}
 
 
 def _no_data(recording: ReplayedTrace, what: str) -> NoDataError:

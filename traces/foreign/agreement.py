@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import polars as pl
 
+from traces.extras import Extras, NodeExtras
 from traces.plausible import fault
 from traces.schema import NODE_ORDER, TRACE, setting_from
 from tuners.near_names import did_you_mean
@@ -28,25 +29,6 @@ NUMBERED = "number the workers of a run, from 0"
 _OFTEN = 0.05  # share of a worker's rows whose clock is below that of the row before, from which its times are wrong
 _RESTARTS = 5  # such rows that may be restarts
 _NEAR = 0.85  # similarity of a key to a known one, from which it is taken for a slip
-
-
-class _Node(msgspec.Struct):
-    """What is read of a node in a run's extras."""
-
-    nic_bytes_per_second: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    link_delay_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-
-class _Extras(msgspec.Struct):
-    """What is read of a run's extras, and of which type; other keys may hold anything."""
-
-    nodes: dict[str, _Node] = {}
-    node_order: list[str] = []
-    nodes_watched: Annotated[int, msgspec.Meta(ge=0)] = 0
-    bucket_high_bytes_per_second: float | None = None
-    bucket_low_bytes_per_second: float | None = None
-    bucket_bytes: float | None = None
-
 
 _OPTIONS = ("batch_sizes", "model_shares", "servers_share_nodes")  # the options that are read, in tables without names
 
@@ -152,7 +134,7 @@ def _check_extras(runs: pl.DataFrame, file: Path) -> None:
         if text is None:
             continue
         try:
-            msgspec.json.decode(text, type=_Extras)
+            msgspec.json.decode(text, type=Extras)
         except msgspec.MsgspecError as error:
             raise fault(file, f"{error}; correct it, or leave it out.", row=row, column="extras") from None
         extras: dict[str, Any] = json.loads(text)
@@ -160,8 +142,8 @@ def _check_extras(runs: pl.DataFrame, file: Path) -> None:
         if twice := [name for name in order if order.count(name) > 1]:
             said = f"{NODE_ORDER} has {twice[0]!r} twice: give each node once, in the order of their numbers."
             raise fault(file, said, row=row, column="extras")
-        keys = [*_slips(extras, _Extras.__struct_fields__)]
-        keys += [slip for node in extras.get("nodes", {}).values() for slip in _slips(node, _Node.__struct_fields__)]
+        keys = [*_slips(extras, Extras.__struct_fields__)]
+        keys += [slip for node in extras.get("nodes", {}).values() for slip in _slips(node, NodeExtras.__struct_fields__)]
         if keys:
             raise fault(file, f"nobody reads the key {keys[0][0]!r}; did you mean {keys[0][1]}?", row=row, column="extras")
 

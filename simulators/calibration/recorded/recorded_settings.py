@@ -6,12 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import polars as pl
 
 from simulators.calibration.recorded.row import Row
+from traces.extras import read_extras
 from traces.schema import NODE_ORDER, setting_from, worker_numbers
 from tuners.actions import Setting
 from tuners.settings import BY_STALENESS, OF_CACHES, OF_CHECKPOINTS, OF_PULLS, OF_QUORUM, OF_REPLICAS, POLICIES
@@ -33,29 +33,13 @@ _NOT_IN_ROWS: dict[str, Any] = {
 _KNOWN = {*Setting.__dataclass_fields__, "batch_sizes", "servers_share_nodes"}  # fields, and options that are read
 
 
-class _Node(msgspec.Struct):
-    """What calibration reads of a node in a run's extras."""
-
-    nic_bytes_per_second: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    link_delay_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-
-class _Extras(msgspec.Struct):
-    """What calibration reads of a run's extras, and of which type; other keys may hold anything."""
-
-    nodes: dict[str, _Node] = {}
-    node_order: list[str] = []
-    total_batch_size: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    n_stragglers: float | None = None
-    straggler_delay_ms: float | None = None
-
-
 def settings_of(tables: Mapping[str, pl.DataFrame], caveats: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The settings of the runs, with each run's workload and extras, by time; and those that are left out, because the
     simulator cannot represent them. These end the settings before them, too."""
     extras = pl.col("extras").fill_null("{}")
     runs = tables["runs"].select("run", "workload", "extras").with_columns(extras)
-    _check_extras(runs)
+    for run, text in runs.select("run", "extras").iter_rows():
+        read_extras(run, text)  # before any of them is used
     slowed = [r["run"] for r in runs.to_dicts() if _unknown_stragglers(json.loads(r["extras"]))]
     if slowed:
         caveats.append(
@@ -198,15 +182,6 @@ def numbers_of(setting: Mapping[str, Any]) -> tuple[int, ...]:
     """The numbers of a setting's workers in its own order, which links, loads and delays have, too; () if the run's extras
     do not tell them: then numbers follow this order."""
     return worker_numbers(_read(setting, "setting").get("workers", ()), _read(setting, "extras").get(NODE_ORDER, ()))
-
-
-def _check_extras(runs: pl.DataFrame) -> None:
-    """Raise ValueError, naming run and key, for extras that calibration cannot read."""
-    for run, text in runs.select("run", "extras").iter_rows():
-        try:
-            msgspec.json.decode(text, type=_Extras)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"Cannot read the extras of run {run!r}: {error}; correct it, or leave it out.") from None
 
 
 def _batch_size(setting: Mapping[str, Any]) -> int:
