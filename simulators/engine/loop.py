@@ -73,11 +73,7 @@ class _Pushed(NamedTuple):
     row: Array  # float64 [11]: its record, validation not yet filled in
 
 
-def _told_xla(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
-    return told_xla(program, data, inputs, state.learned)
-
-
-@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=_told_xla)
+@partial(StoredProgram, plainer=lambda program: program._replace(dispatched=True), options=told_xla)
 def advance(
     program: Program,
     data: TrainingData,

@@ -12,7 +12,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from simulators.engine import learning
 from simulators.engine.inputs import EngineInputs
-from simulators.engine.job_state import Program
+from simulators.engine.job_state import Program, State
 from simulators.engine.learning import Learned, TrainingData
 from simulators.engine.links.network import Proportions
 from tuners.actions import Push
@@ -27,11 +27,11 @@ gradients in it can have neither."""
 _MANY = 144  # nodes; from 150 to 230 of them on, by discipline, XLA takes the loop for too large to do so unasked
 
 
-def told_xla(program: Program, data: TrainingData, inputs: EngineInputs, learned: Learned | None) -> dict[str, Any]:
+def told_xla(program: Program, data: TrainingData, inputs: EngineInputs, state: State, *_: Any) -> dict[str, Any]:
     """What XLA is told for this program alone, so that it can compile as one function what it is asked to."""
-    if gradients_as_one(program, data, inputs, learned):
+    if gradients_as_one(program, data, inputs, state.learned):
         return _IN_ONE_FUNCTION
-    # Also in the plainer form, so that it leaves the same bytes. XLA leaves sums of some 1,100 numbers on to its library.
+    # XLA calls its library for sums of some 1,100 numbers or more. The plainer form is told the same, for the same bytes.
     return _WITHOUT_LIBRARY if large_as_one(program._replace(dispatched=False), inputs) else {}
 
 

@@ -80,6 +80,7 @@ def test_the_same_bytes(policy, kinds, conditions):
     assert large_as_one(of.program, of.inputs)
     text = loop.advance.jitted.lower(of.program, of.context.data, of.inputs, of.state, 5, 9.0, rows=5).as_text()
     assert text.count("xla_cpu_small_call") == 1
+    # Raises an error where XLA cannot compile it as one function; a call would take the plainer form.
     loop.advance.compiled(of.program, of.context.data, of.inputs, of.state, np.int32(5), np.float64(9.0), rows=5)
     assert in_bytes(advanced(of.program, of)) == in_bytes(advanced(of.program._replace(dispatched=True), of))
 
@@ -144,13 +145,13 @@ def test_one_function_does_not_sort(policy, kinds, cluster):
 def test_few_nodes_are_not_asked_for():
     few = many(policies.asp(), nodes=120)
     assert not large_as_one(few.program, few.inputs)
-    assert told_xla(few.program, few.context.data, few.inputs, None) == {}
+    assert told_xla(few.program, few.context.data, few.inputs, few.state) == {}
 
 
 def test_of_many_nodes_the_plainer_form_is_told_the_same():
     of = many(policies.asp())
     apart = of.program._replace(dispatched=True)
-    one, other = (told_xla(program, of.context.data, of.inputs, None) for program in (of.program, apart))
+    one, other = (told_xla(program, of.context.data, of.inputs, of.state) for program in (of.program, apart))
     assert one == other != {}
 
 
